@@ -1,0 +1,13 @@
+"""Which packages are the forward pass: the code that `ts reload-forward` executes again in a running server."""
+
+FORWARD_PACKAGES = (
+    "tokenspeed.runtime.models",
+    "tokenspeed.runtime.layers",
+    "tokenspeed.runtime.moe",
+    "tokenspeed.runtime.sampling",
+    "tokenspeed_kernel.ops",
+    "tokenspeed_kernel.thirdparty",
+)
+
+WATCHED_PACKAGES = ("tokenspeed.runtime", "tokenspeed_kernel")
+"""Where an edit is noticed; outside the forward packages it is reported as needing a restart."""

@@ -1,0 +1,199 @@
+"""One tree of frozen dataclasses that holds every setting; `tokenspeed.cli.flags` makes the flags from it.
+
+Only the standard library is imported here, because the command line starts from this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import Any
+
+from tokenspeed.errors import ConfigError
+
+DEFAULT_DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
+"""Batch sizes whose decode step is captured unless --cudagraph-capture-sizes says otherwise."""
+
+SMALLEST_PREFILL_BUCKET = 16
+"""Tokens of the smallest captured prefill."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    aliases: tuple[str, ...] = (),
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that becomes a flag: `max_num_seqs` is spelled `--max-num-seqs`.
+
+    A field whose default is a bool becomes `--name` / `--no-name`; a tuple takes several values.
+    """
+    return field(
+        default=default,
+        metadata={"help": help, "aliases": aliases, "choices": choices, "metavar": metavar},
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model is served, and in what form."""
+
+    model: str = option("", "local Hugging Face directory, .gguf file, or the name smollm2")
+    served_model_name: str | None = option(None, "name that clients use (default: the model argument)")
+    dtype: str = option(
+        "auto",
+        "type of weights and activations; auto is float32 on a CPU and the checkpoint's own elsewhere",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    device: str = option("auto", "where the model runs; this version serves on a CPU", choices=("auto", "cpu", "cuda"))
+    load_format: str = option(
+        "auto",
+        "form of the weights; dummy fills them with random numbers and needs only config.json",
+        choices=("auto", "safetensors", "gguf", "dummy"),
+    )
+    max_model_len: int | None = option(None, "longest prompt plus answer in tokens (default: the model's own)")
+    seed: int = option(0, "seed of dummy weights, and of the seeds given to requests that bring none")
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """How requests become batches."""
+
+    max_num_seqs: int = option(256, "requests that may run at once")
+    max_num_batched_tokens: int = option(2048, "tokens of one step, prefill and decode together")
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The KV cache."""
+
+    block_size: int = option(16, "tokens of one KV block; also the unit of prefix matching")
+    max_total_tokens: int | None = option(None, "tokens of the KV cache (default: what the memory allows)")
+    enable_prefix_caching: bool = option(True, "reuse the KV of earlier prompts that start alike")
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """Captured steps: CUDA graphs on a GPU, recorded steps on a CPU."""
+
+    enforce_eager: bool = option(False, "capture nothing, run every step eagerly")
+    cpu_graphs: bool = option(False, "on a CPU, record steps and replay them as a GPU replays its graphs")
+    cudagraph_capture_sizes: tuple[int, ...] | None = option(
+        None, "decode batch sizes to capture (default: 1 2 4 and multiples of 8 up to 256)", metavar="N"
+    )
+    prefill_graph_max_tokens: int | None = option(
+        None, "largest prefill to capture, in tokens, from 16; 0 captures none (default: 2048, on a CPU 0)"
+    )
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    """How the model is spread over ranks."""
+
+    tensor_parallel_size: int = option(1, "ranks that share every layer", aliases=("-tp", "--tp"))
+
+
+@dataclass(frozen=True)
+class ReloadOptions:
+    """Editing the forward pass while the server runs (development only)."""
+
+    allow_reload_forward: bool = option(
+        False, "permit reload_forward; for development only, never enable it in production"
+    )
+    reload_overlay: str | None = option(
+        None, "directory, laid out as the packages, whose modules are read before the installed ones"
+    )
+
+
+@dataclass(frozen=True)
+class ControlOptions:
+    """The engine's own HTTP control address."""
+
+    rl_control_host: str = option("127.0.0.1", "address of the control app")
+    rl_control_port: int = option(0, "port of the control app; 0 picks a free one")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The public address, and how the processes start and stop."""
+
+    host: str | None = option(
+        None, "public address (default: 0.0.0.0; 127.0.0.1 with --allow-reload-forward and no --api-key)"
+    )
+    port: int = option(8000, "public port")
+    api_key: str | None = option(None, "key that clients of the public address must send as bearer token")
+    enable_rl: bool = option(False, "serve the /v1/rl control routes (--allow-reload-forward implies it)")
+    drain_timeout: float = option(30.0, "seconds that running requests get to finish at a stop")
+    log_level: str = option("info", "least severe message to print", choices=("debug", "info", "warning", "error"))
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every setting of one server."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    graphs: GraphOptions = field(default_factory=GraphOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    reload: ReloadOptions = field(default_factory=ReloadOptions)
+    control: ControlOptions = field(default_factory=ControlOptions)
+    serve: ServeOptions = field(default_factory=ServeOptions)
+
+
+def option_fields(config_type: type = Config) -> list[tuple[str, Field[Any]]]:
+    """Every option as (group, field), in the order of the tree; the group is the attribute of `Config`."""
+    groups: list[tuple[str, Any]] = [(group.name, group.default_factory) for group in fields(config_type)]
+    return [(name, leaf) for name, group in groups if is_dataclass(group) for leaf in fields(group)]
+
+
+def validate(config: Config) -> None:
+    """Refuse settings that cannot work, before a process is started.
+
+    Raises:
+        ConfigError: with one sentence that names the flag and what to give it.
+    """
+    _at_least("--max-num-seqs", config.scheduler.max_num_seqs, 1)
+    _at_least("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1)
+    _at_least("--block-size", config.cache.block_size, 1)
+    _at_least("--tensor-parallel-size", config.parallel.tensor_parallel_size, 1)
+    for flag, value in (
+        ("--max-model-len", config.model.max_model_len),
+        ("--max-total-tokens", config.cache.max_total_tokens),
+    ):
+        if value is not None:
+            _at_least(flag, value, 1)
+    if config.graphs.prefill_graph_max_tokens not in (None, 0):
+        _at_least("--prefill-graph-max-tokens", config.graphs.prefill_graph_max_tokens, SMALLEST_PREFILL_BUCKET)
+    if config.serve.drain_timeout < 0:
+        raise ConfigError("--drain-timeout must be 0 or more seconds")
+    for flag, port in (("--port", config.serve.port), ("--rl-control-port", config.control.rl_control_port)):
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"{flag} must be between 0 and 65535, not {port}")
+    _validate_graphs(config)
+    if config.reload.reload_overlay is not None and not config.reload.allow_reload_forward:
+        raise ConfigError("--reload-overlay needs --allow-reload-forward")
+
+
+def _validate_graphs(config: Config) -> None:
+    graphs = config.graphs
+    if graphs.enforce_eager and graphs.cpu_graphs:
+        raise ConfigError("--enforce-eager and --cpu-graphs exclude each other; give one of them")
+    sizes = graphs.cudagraph_capture_sizes
+    if sizes is None:
+        return
+    if not sizes:
+        raise ConfigError("--cudagraph-capture-sizes needs at least one size; use --enforce-eager to capture none")
+    for size in sizes:
+        _at_least("--cudagraph-capture-sizes", size, 1)
+    if max(sizes) > config.scheduler.max_num_seqs:
+        raise ConfigError(
+            f"--cudagraph-capture-sizes has {max(sizes)}, above --max-num-seqs {config.scheduler.max_num_seqs}; "
+            "raise the latter or drop the size"
+        )
+
+
+def _at_least(flag: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{flag} must be {least} or more, not {value}")

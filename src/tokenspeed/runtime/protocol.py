@@ -1,0 +1,201 @@
+"""The messages between the front process and the ranks, and from rank 0 to its peers.
+
+All are msgspec structs, sent as MessagePack over ZMQ; a struct's name is its tag on the wire.
+Token ids are plain ints, times are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+DrainMode = Literal["wait", "abort", "keep"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Root of everything that crosses a process boundary."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of one request are chosen.
+
+    `temperature` 0 is greedy. `top_k` 0 is off. `seed` is always set when it reaches a rank: the front draws
+    one for a request that brings none, so that all ranks agree.
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+# ---- front to ranks ----
+
+
+class Submit(Message, frozen=True):
+    """One accepted request."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: SamplingParams
+
+
+class Abort(Message, frozen=True):
+    """End a request wherever it is; unknown ids are ignored, since it may just have finished."""
+
+    request_id: str
+
+
+class ControlCall(Message, frozen=True):
+    """Root of the calls that are answered by exactly one `CallReply` with the same `call`."""
+
+    call: int
+
+
+class Reload(ControlCall, frozen=True):
+    """`reload_forward`. `id` names the operation: the same id again is the same operation."""
+
+    id: str
+    mode: DrainMode = "wait"
+    modules: tuple[str, ...] | None = None
+    timeout_s: float = 600.0
+    by: str | None = None
+
+
+class Pause(ControlCall, frozen=True):
+    """Stop admitting requests; `wait` replies once the running ones finished, `abort` ends them."""
+
+    mode: DrainMode = "wait"
+
+
+class Continue(ControlCall, frozen=True):
+    """End a pause, and cancel the reloads and drains that wait."""
+
+
+class FlushCache(ControlCall, frozen=True):
+    """Forget the prefix index, so that no KV computed so far is reused."""
+
+
+class Stop(Message, frozen=True):
+    """Leave the loop after the entry that runs; what is still held or running is dropped by the front."""
+
+
+ToEngine = Submit | Abort | Reload | Pause | Continue | FlushCache | Stop
+
+
+# ---- ranks to front ----
+
+
+class Loads(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler holds now; sent with every batch of outputs and on change."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    used_blocks: int = 0
+    """Blocks that requests hold."""
+    cached_blocks: int = 0
+    """Blocks that only the prefix index keeps."""
+    total_blocks: int = 0
+    prefix_queried_tokens: int = 0
+    """Prompt tokens looked up in the prefix index since the start."""
+    prefix_hit_tokens: int = 0
+    """Of these, tokens found."""
+    preemptions: int = 0
+    paused: bool = False
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine serves, known once it is ready."""
+
+    model_path: str
+    tokenizer_path: str
+    """Directory with tokenizer.json, tokenizer_config.json and config.json, readable by the gateway."""
+    model_type: str
+    architectures: tuple[str, ...]
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None = None
+    pad_token_id: int | None = None
+    dtype: str
+    device: str
+    tensor_parallel_size: int
+    block_size: int
+    num_blocks: int
+    """Usable KV blocks; the scratch block is not counted."""
+    default_sampling: dict[str, float] = {}
+    """Sampling defaults from the model's generation_config.json."""
+    decode_graphs: tuple[int, ...] = ()
+    """Captured decode batch sizes."""
+    prefill_graphs: tuple[int, ...] = ()
+    """Captured prefill buckets, in tokens."""
+    startup: dict[str, float] = {}
+    """Seconds of each start-up phase."""
+
+
+class Ready(Message, frozen=True):
+    """Every rank is up; requests are served from here on."""
+
+    info: EngineInfo
+
+
+class Starting(Message, frozen=True):
+    """Progress of the start-up, for the log."""
+
+    phase: str
+    detail: str = ""
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step added to one request."""
+
+    request_id: str
+    token_ids: list[int]
+    """New tokens only. A stop token that ended the request is not among them; see `matched_stop`."""
+    finish_reason: FinishReason | None = None
+    matched_stop: int | None = None
+    cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache."""
+    error: str = ""
+
+
+class Outputs(Message, frozen=True):
+    """What one step produced."""
+
+    outputs: list[RequestOutput]
+    loads: Loads
+
+
+class CallReply(Message, frozen=True):
+    """The answer to a `ControlCall`: the JSON body, which has `success` and `message`."""
+
+    call: int
+    body: dict[str, Any]
+
+
+class ReloadStatus(Message, frozen=True):
+    """Where a reload stands; sent at every change of state."""
+
+    state: str
+    generation: int
+    id: str | None = None
+    by: str | None = None
+    detail: str = ""
+
+
+class Failed(Message, frozen=True):
+    """A rank cannot go on. `message` is one sentence; the front stops everything with `exit_code`."""
+
+    rank: int
+    message: str
+    exit_code: int = 1
+
+
+ToFront = Starting | Ready | Outputs | CallReply | ReloadStatus | Failed
