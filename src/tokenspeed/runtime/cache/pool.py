@@ -1,0 +1,92 @@
+"""The KV cache memory of one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenspeed.errors import ResourceError
+
+SCRATCH_BLOCK = 0
+"""Block that padding rows, warm-up and capture write to; no request ever holds it."""
+
+CPU_SHARE = 0.25
+"""Part of the free memory that the cache takes on a CPU when --max-total-tokens is not given."""
+CPU_LIMIT = 8 << 30
+"""And no more than this many bytes."""
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What one token of KV costs on one rank."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers, keys and values."""
+        per_token = self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return per_token * self.block_size
+
+
+def plan_blocks(shape: KVShape, max_total_tokens: int | None, longest: int, most: int, free_bytes: int) -> int:
+    """Usable blocks of the cache (the scratch block comes on top).
+
+    Args:
+        shape: cost of a block.
+        max_total_tokens: tokens asked for, or None for what the memory allows.
+        longest: tokens of the longest request; a cache that cannot hold one such request is refused.
+        most: requests that may run at once; more blocks than they can fill are not taken.
+        free_bytes: memory that is free now.
+
+    Raises:
+        ResourceError: when the memory does not hold the cache, or the cache not one request.
+    """
+    needed = -(-longest // shape.block_size)
+    if max_total_tokens is None:
+        budget = min(int(free_bytes * CPU_SHARE), CPU_LIMIT)
+        blocks = min(budget // shape.block_bytes - 1, needed * most)
+    else:
+        blocks = max_total_tokens // shape.block_size
+        if (blocks + 1) * shape.block_bytes > free_bytes:
+            raise ResourceError(
+                f"--max-total-tokens {max_total_tokens} needs {_mib((blocks + 1) * shape.block_bytes)} of KV cache "
+                f"and only {_mib(free_bytes)} are free; lower it"
+            )
+    if blocks < needed:
+        raise ResourceError(
+            f"the KV cache holds {max(blocks, 0) * shape.block_size} tokens, fewer than one request of {longest}; "
+            f"lower --max-model-len, raise --max-total-tokens, or free memory"
+        )
+    return blocks
+
+
+class KVPool:
+    """Keys and values of every layer, in blocks. `layers[i]` is (keys, values), each
+    [num_blocks, block_size, num_kv_heads, head_dim]."""
+
+    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device):
+        self.shape = shape
+        self.num_blocks = num_blocks
+        self.device = device
+        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def allocate(self) -> None:
+        """Take the memory, zeroed: a padding row may read what nobody wrote."""
+        size = (self.num_blocks, self.shape.block_size, self.shape.num_kv_heads, self.shape.head_dim)
+        self.layers = [
+            (
+                torch.zeros(size, dtype=self.shape.dtype, device=self.device),
+                torch.zeros(size, dtype=self.shape.dtype, device=self.device),
+            )
+            for _ in range(self.shape.num_layers)
+        ]
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.0f} MiB"

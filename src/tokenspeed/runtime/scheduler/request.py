@@ -1,0 +1,55 @@
+"""One request, from its submission to its last token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from tokenspeed.runtime.cache.manager import BlockTable
+from tokenspeed.runtime.protocol import SamplingParams
+
+
+class RequestState(Enum):
+    """Where a request is. A finished one may still hold blocks, while a step that uses them is in flight."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    FINISHED = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """What the scheduler knows of one request. Callers give the first three fields and change none."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: SamplingParams
+
+    state: RequestState = field(default=RequestState.WAITING, init=False)
+    token_ids: list[int] = field(default_factory=list, init=False)
+    """The prompt, then the tokens that were committed."""
+    table: BlockTable = field(default_factory=BlockTable, init=False, repr=False)
+    num_scheduled: int = field(default=0, init=False)
+    """Tokens whose KV is computed, or will be once the steps in flight are done."""
+    row: int = field(default=0, init=False)
+    """Row of this request in the last step that it was part of."""
+    in_flight: int = field(default=0, init=False)
+    """Uncommitted steps that this request is part of."""
+    cached_tokens: int = field(default=0, init=False)
+    """Prompt tokens found in the prefix index at the first admission."""
+    length_limit: int = field(default=0, init=False)
+    """The request ends when it has this many tokens, prompt included."""
+    stop_ids: tuple[int, ...] = field(default=(), init=False)
+    """Ids that end the request when sampled, without duplicates."""
+    stops_from: int = field(default=0, init=False)
+    """Stop ids are forbidden for tokens at an index below this one, prompt included."""
+
+    def bind(self, eos_token_ids: tuple[int, ...], max_len: int) -> None:
+        """Work out when this request ends. `max_len` is the longest prompt and answer together, in tokens."""
+        sampling = self.sampling
+        eos = () if sampling.ignore_eos else eos_token_ids
+        self.token_ids = list(self.prompt)
+        self.stop_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
+        self.stops_from = len(self.prompt) + sampling.min_new_tokens
+        self.length_limit = min(len(self.prompt) + sampling.max_new_tokens, max_len)

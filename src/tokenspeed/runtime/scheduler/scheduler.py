@@ -1,0 +1,312 @@
+"""From requests to batches: continuous batching with chunked prefill, a prefix cache and preemption."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+from tokenspeed.runtime.cache.manager import KVCacheManager
+from tokenspeed.runtime.protocol import FinishReason, Loads, RequestOutput
+from tokenspeed.runtime.scheduler.batch import UNKNOWN_ID, Batch, BatchBuilder, Row
+from tokenspeed.runtime.scheduler.limits import SchedulerLimits
+from tokenspeed.runtime.scheduler.request import Request, RequestState
+
+
+class Scheduler:
+    """Decides which tokens of which requests each step computes.
+
+    It knows no device, no clock and no chance: the same calls give the same batches on every rank.
+
+    Every step has one token budget. Running requests that decode come first, then unfinished prefills, then
+    requests that are admitted; each group in order of arrival, and nobody is overtaken. Admission takes the
+    blocks of all tokens known so far, so only decode can run out of blocks. Then the youngest running request
+    is preempted: it gives its blocks back, and prefills prompt and answer so far again before any waiting
+    request is admitted.
+
+    One step may be in flight: `schedule` may be called again before the last batch is committed. A request
+    that ends meanwhile keeps its blocks until its last batch is committed, and the row there is ignored.
+
+    A request that fills `max_model_len` or the whole KV cache, whichever is smaller, ends with reason
+    "length". `RequestOutput.cached_tokens` is set in every output of a request.
+    """
+
+    def __init__(self, limits: SchedulerLimits, cache: KVCacheManager) -> None:
+        if limits.block_size != cache.block_size:
+            raise ValueError(f"block size is {limits.block_size} here and {cache.block_size} in the KV cache")
+        self.limits = limits
+        self.cache = cache
+        self.admission_open = True
+        """False holds the waiting requests; preempted ones still return."""
+        # Running, then preempted, then waiting requests are in order of arrival at all times.
+        self._running: list[Request] = []
+        self._preempted: deque[Request] = deque()
+        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._live: dict[str, Request] = {}
+        self._uncommitted: deque[Batch] = deque()
+        self._waiting_tokens = 0
+        self._prefix_queried_tokens = 0
+        self._prefix_hit_tokens = 0
+        self._preemptions = 0
+
+    @property
+    def max_len(self) -> int:
+        """Longest prompt and answer together, in tokens."""
+        return min(self.limits.max_model_len, self.cache.max_tokens)
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is running, preempted or in flight."""
+        return not (self._running or self._preempted or self._uncommitted)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `schedule` could return a batch; it surely does when no step is in flight."""
+        return bool(self._running or self._preempted or (self._waiting and self.admission_open))
+
+    def submit(self, request: Request) -> list[RequestOutput]:
+        """Queue a request.
+
+        Returns:
+            Nothing, or the only output of a request that has nothing to compute or can never be computed.
+
+        Raises:
+            ValueError: when a live request has this id.
+        """
+        if request.request_id in self._live:
+            raise ValueError(f"request {request.request_id!r} is already being served")
+        num_tokens = len(request.prompt)
+        if not num_tokens:
+            return [self._refusal(request, "the prompt is empty; send at least one token")]
+        if num_tokens > self.max_len:
+            hint = f"the prompt has {num_tokens} tokens, more than the {self.max_len} that fit; shorten it"
+            return [self._refusal(request, hint)]
+        if request.sampling.max_new_tokens < 1:
+            request.state = RequestState.FINISHED
+            return [RequestOutput(request_id=request.request_id, token_ids=[], finish_reason="length")]
+        request.bind(self.limits.eos_token_ids, self.max_len)
+        self._live[request.request_id] = request
+        self._waiting[request.request_id] = request
+        self._waiting_tokens += num_tokens
+        return []
+
+    def abort(self, request_id: str) -> list[RequestOutput]:
+        """End a request wherever it is; nothing happens when the id is unknown."""
+        request = self._live.get(request_id)
+        if request is None:
+            return []
+        if request.state is RequestState.WAITING:
+            del self._waiting[request_id]
+            self._waiting_tokens -= len(request.prompt)
+        elif request.state is RequestState.PREEMPTED:
+            self._preempted.remove(request)
+        else:
+            self._running.remove(request)
+        return [self._finish(request, "abort")]
+
+    def abort_running(self) -> list[RequestOutput]:
+        """End every request that was ever admitted; waiting ones stay."""
+        admitted = [*self._running, *self._preempted]
+        self._running.clear()
+        self._preempted.clear()
+        return [self._finish(request, "abort") for request in admitted]
+
+    def schedule(self) -> Batch | None:
+        """The next step, or None when there is nothing to compute before the step in flight is committed.
+
+        Raises:
+            RuntimeError: when two steps are uncommitted already.
+        """
+        if len(self._uncommitted) > 1:
+            raise RuntimeError("commit the oldest step before scheduling a third one")
+        step = BatchBuilder(self.limits.max_num_batched_tokens)
+        self._schedule_decodes(step)
+        self._schedule_prefills(step)
+        self._admit(step)
+        batch = step.build()
+        if batch is not None:
+            self._uncommitted.append(batch)
+        return batch
+
+    def commit(self, batch: Batch, token_ids: list[int]) -> list[RequestOutput]:
+        """Take the sampled ids of the oldest uncommitted step, one for each row that samples, in row order.
+
+        Raises:
+            RuntimeError: when `batch` is not the oldest uncommitted step.
+            ValueError: when the number of ids is not `batch.num_samples`.
+        """
+        if not self._uncommitted or self._uncommitted[0] is not batch:
+            raise RuntimeError("steps are committed once each, in the order in which they were scheduled")
+        if len(token_ids) != batch.num_samples:
+            raise ValueError(f"the step samples {batch.num_samples} ids, not {len(token_ids)}")
+        self._uncommitted.popleft()
+        outputs: list[RequestOutput] = []
+        num_live = len(self._live)
+        finished = RequestState.FINISHED
+        block_size = self.limits.block_size
+        sampled = iter(token_ids)
+        for row in batch.rows:
+            request = row.request
+            request.in_flight -= 1
+            token_id = next(sampled) if row.samples else UNKNOWN_ID
+            if request.state is finished:
+                if not request.in_flight:
+                    self.cache.release(request.table)
+                continue
+            end = row.start + row.count
+            if end >= (request.table.num_published + 1) * block_size:
+                self.cache.publish(request.table, request.token_ids, end)
+            if row.samples:
+                outputs.append(self._accept(request, token_id))
+        if len(self._live) < num_live:
+            self._running = [request for request in self._running if request.state is not finished]
+        return outputs
+
+    def flush_cache(self) -> None:
+        """Let no KV computed so far be found again. Running requests keep their blocks."""
+        self.cache.flush()
+
+    def reseed_cache(self, generation: int, weight_version: str) -> None:
+        """`flush_cache`, and seed the index with the generation and weight version that compute next."""
+        self.cache.reseed(generation, weight_version)
+
+    def loads(self, paused: bool) -> Loads:
+        """What is held now. Preempted requests count as waiting, with all the tokens to prefill again."""
+        return Loads(
+            running=len(self._running),
+            waiting=len(self._waiting) + len(self._preempted),
+            waiting_tokens=self._waiting_tokens + sum(len(request.token_ids) for request in self._preempted),
+            used_blocks=self.cache.used_blocks,
+            cached_blocks=self.cache.cached_blocks,
+            total_blocks=self.cache.num_blocks,
+            prefix_queried_tokens=self._prefix_queried_tokens,
+            prefix_hit_tokens=self._prefix_hit_tokens,
+            preemptions=self._preemptions,
+            paused=paused,
+        )
+
+    def _schedule_decodes(self, step: BatchBuilder) -> None:
+        """Add one row for each running request that has one token to compute. This is the hot loop."""
+        block_size = self.limits.block_size
+        budget = step.budget
+        rows = step.decode_rows
+        # A victim of preemption leaves the list from its end, which is never before the present request.
+        for request in self._running:
+            if len(rows) == budget:
+                break
+            start = request.num_scheduled
+            known = request.token_ids
+            num_known = len(known)
+            if start < num_known - 1 or request is step.held_back:
+                continue
+            end = start + 1
+            if start < num_known:
+                ids, source = [known[start]], None
+            elif end < request.length_limit:
+                ids, source = [UNKNOWN_ID], request.row
+            else:
+                continue  # the step in flight samples its last token
+            if start >= len(request.table.blocks) * block_size and not self._make_room(request, step):
+                continue
+            forbidden = request.stop_ids if end < request.stops_from else ()
+            rows.append(Row(request, start, 1, True, ids, source, request.table.blocks, forbidden))
+            request.num_scheduled = end
+            request.in_flight += 1
+        step.budget -= len(rows)
+        step.num_tokens += len(rows)
+
+    def _schedule_prefills(self, step: BatchBuilder) -> None:
+        """Continue the prefills that earlier steps left unfinished; their blocks were taken at admission."""
+        for request in self._running:
+            if not step.budget:
+                break
+            if request.num_scheduled < len(request.token_ids) - 1 and request is not step.held_back:
+                step.add_chunk(request)
+
+    def _admit(self, step: BatchBuilder) -> None:
+        """Start requests while tokens, seats and blocks last: preempted ones, then waiting ones."""
+        while step.budget and len(self._running) < self.limits.max_num_seqs:
+            if self._preempted:
+                request = self._preempted[0]
+            elif self._waiting and self.admission_open:
+                request = next(iter(self._waiting.values()))
+            else:
+                return
+            # A little room lets the running ones grow, or else the newcomer is soon preempted.
+            headroom = self.cache.num_blocks // 100 if self._running else 0
+            num_found = self.cache.admit(request.table, request.token_ids, headroom)
+            if num_found is None:
+                return
+            if request.state is RequestState.PREEMPTED:
+                self._preempted.popleft()
+            else:
+                self._leave_waiting(request, num_found)
+            request.state = RequestState.RUNNING
+            request.num_scheduled = num_found
+            self._running.append(request)
+            step.add_chunk(request)
+
+    def _leave_waiting(self, request: Request, num_found: int) -> None:
+        del self._waiting[request.request_id]
+        self._waiting_tokens -= len(request.prompt)
+        request.cached_tokens = num_found
+        if self.cache.enable_prefix_caching:
+            self._prefix_queried_tokens += len(request.prompt)
+            self._prefix_hit_tokens += num_found
+
+    def _make_room(self, request: Request, step: BatchBuilder) -> bool:
+        """Give the request one more block, preempting from the youngest on; False when it has to wait.
+
+        A victim that is in flight is held back instead, since the device may still write to its blocks: it
+        is preempted in the next step, unless the commits until then bring enough blocks.
+        """
+        while not self.cache.grow(request.table):
+            victim = self._running[-1]
+            if victim.in_flight:
+                step.held_back = victim
+                return False
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, victim: Request) -> None:
+        self._running.pop()
+        self.cache.release(victim.table)
+        victim.state = RequestState.PREEMPTED
+        victim.num_scheduled = 0
+        self._preempted.appendleft(victim)
+        self._preemptions += 1
+
+    def _accept(self, request: Request, token_id: int) -> RequestOutput:
+        """Append a sampled id, or end the request by it."""
+        if token_id in request.stop_ids:
+            return self._finish(request, "stop", matched_stop=token_id)
+        request.token_ids.append(token_id)
+        if len(request.token_ids) >= request.length_limit:
+            return self._finish(request, "length", token_id)
+        return RequestOutput(
+            request_id=request.request_id, token_ids=[token_id], cached_tokens=request.cached_tokens
+        )
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        last_token: int | None = None,
+        matched_stop: int | None = None,
+    ) -> RequestOutput:
+        """End a request that was taken from its queue, or that `commit` is about to take from it."""
+        request.state = RequestState.FINISHED
+        del self._live[request.request_id]
+        if not request.in_flight:
+            self.cache.release(request.table)
+        return RequestOutput(
+            request_id=request.request_id,
+            token_ids=[] if last_token is None else [last_token],
+            finish_reason=reason,
+            matched_stop=matched_stop,
+            cached_tokens=request.cached_tokens,
+        )
+
+    def _refusal(self, request: Request, error: str) -> RequestOutput:
+        request.state = RequestState.FINISHED
+        return RequestOutput(request_id=request.request_id, token_ids=[], finish_reason="error", error=error)

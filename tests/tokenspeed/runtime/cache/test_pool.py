@@ -1,0 +1,54 @@
+"""How much KV cache is taken, and when there is too little."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tokenspeed.errors import ResourceError
+from tokenspeed.runtime.cache.pool import CPU_LIMIT, CPU_SHARE, KVPool, KVShape, plan_blocks
+
+SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=8, block_size=16, dtype=torch.float32)
+PLENTY = 64 << 30
+
+
+def test_a_block_costs_keys_and_values_of_every_layer() -> None:
+    assert SHAPE.block_bytes == 2 * 2 * 3 * 8 * 4 * 16
+
+
+def test_tokens_asked_for_are_rounded_down_to_blocks() -> None:
+    assert plan_blocks(SHAPE, 1000, longest=100, most=4, free_bytes=PLENTY) == 62
+
+
+def test_by_default_no_more_is_taken_than_the_requests_can_fill() -> None:
+    assert plan_blocks(SHAPE, None, longest=100, most=4, free_bytes=PLENTY) == 7 * 4
+
+
+def test_by_default_a_share_of_the_free_memory_is_the_limit() -> None:
+    free = 100 * SHAPE.block_bytes
+    assert plan_blocks(SHAPE, None, longest=16, most=1000, free_bytes=free) == int(100 * CPU_SHARE) - 1
+    assert (
+        plan_blocks(SHAPE, None, longest=16, most=1 << 40, free_bytes=1 << 50)
+        == CPU_LIMIT // SHAPE.block_bytes - 1
+    )
+
+
+def test_more_tokens_than_memory_are_refused() -> None:
+    with pytest.raises(ResourceError, match=r"--max-total-tokens 1000000 needs .* lower it"):
+        plan_blocks(SHAPE, 1_000_000, longest=100, most=4, free_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("asked", [64, None])
+def test_a_cache_that_cannot_hold_one_request_is_refused(asked: int | None) -> None:
+    with pytest.raises(ResourceError, match="fewer than one request of 4096; lower --max-model-len"):
+        plan_blocks(SHAPE, asked, longest=4096, most=4, free_bytes=1 << 20)
+
+
+def test_the_pool_has_one_pair_a_layer() -> None:
+    pool = KVPool(SHAPE, 5, torch.device("cpu"))
+    assert pool.layers == []
+    pool.allocate()
+    assert len(pool.layers) == 2
+    for keys, values in pool.layers:
+        assert keys.shape == values.shape == (5, 16, 3, 8)
+        assert not keys.any() and not values.any()
