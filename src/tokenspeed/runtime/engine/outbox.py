@@ -1,0 +1,49 @@
+"""What the ranks tell the front. Every rank speaks; only rank 0's words on requests and calls are sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from tokenspeed.runtime.protocol import CallReply, ControlCall, Failed, Loads, Message, Outputs, RequestOutput
+
+
+class Outbox:
+    """The way from one rank to the front."""
+
+    def __init__(self, rank: int, run_dir: Path):
+        self.rank = rank
+        self.run_dir = run_dir
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def open(self) -> None:
+        """Connect to the front."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._socket = context.socket(zmq.PUSH)
+        # A last message (a failure) must reach the front although the process ends right after it.
+        self._socket.linger = 2000
+        self._socket.connect(f"ipc://{self.run_dir}/from_rank0")
+
+    def close(self) -> None:
+        """Send what is left, for two seconds at most."""
+        self._socket.close()
+
+    def send(self, message: Message) -> None:
+        """Send a message that all ranks produce alike; the peers of rank 0 keep silent."""
+        if self.rank == 0:
+            self._socket.send(self._encoder.encode(message))
+
+    def outputs(self, outputs: list[RequestOutput], loads: Loads) -> None:
+        """Send what a step produced."""
+        self.send(Outputs(outputs=outputs, loads=loads))
+
+    def reply(self, call: ControlCall, body: dict[str, Any]) -> None:
+        """Answer `call`."""
+        self.send(CallReply(call=call.call, body=body))
+
+    def failed(self, message: str, exit_code: int) -> None:
+        """Tell the front that this rank cannot go on."""
+        self._socket.send(self._encoder.encode(Failed(rank=self.rank, message=message, exit_code=exit_code)))

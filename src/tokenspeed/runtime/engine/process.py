@@ -1,0 +1,78 @@
+"""The life of one rank process: start up, serve, end in order, and say why when it cannot."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from tokenspeed.errors import TokenSpeedError
+from tokenspeed.runtime.config import Config
+from tokenspeed.runtime.distributed.channel import Channel
+from tokenspeed.runtime.distributed.world import leave
+from tokenspeed.runtime.engine.control import ControlQueue
+from tokenspeed.runtime.engine.loop import EngineLoop
+from tokenspeed.runtime.engine.outbox import Outbox
+from tokenspeed.runtime.engine.startup import Startup
+from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
+from tokenspeed.runtime.protocol import Ready, Reload, ReloadStatus
+from tokenspeed.runtime.reload.forward import ForwardReload
+from tokenspeed_kernel.registry import REGISTRY
+from tokenspeed_reload import Reloader
+
+WEIGHT_VERSION = "default"
+"""Version of the weights that the server started with."""
+
+
+def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
+    """Serve as `rank` until the front says stop.
+
+    Returns:
+        The exit code: 0 after a stop, else the error's own. The front has been told the error's sentence.
+    """
+    config = msgspec.json.decode((run_dir / "config.json").read_bytes(), type=Config)
+    channel = Channel(rank, config.parallel.tensor_parallel_size, run_dir)
+    outbox = Outbox(rank, run_dir)
+    outbox.open()
+    try:
+        channel.open()
+        _serve(config, channel, outbox, run_dir, reloader)
+    except TokenSpeedError as error:
+        outbox.failed(str(error), error.exit_code)
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exc()
+        outbox.failed(f"rank {rank} failed: {type(error).__name__}: {error}; its traceback is above", 1)
+        return 1
+    finally:
+        outbox.close()
+        channel.close()
+    leave()
+    return 0
+
+
+def _serve(config: Config, channel: Channel, outbox: Outbox, run_dir: Path, reloader: Reloader | None) -> None:
+    startup = Startup(config, channel.rank, run_dir, channel, outbox)
+    startup.run()
+    stream: Stream
+    if channel.rank == 0:
+        stream = FrontStream(channel, run_dir)
+        stream.open()
+    else:
+        stream = PeerStream(channel)
+    reload = _forward_reload(startup, channel, outbox, reloader) if reloader is not None else None
+    control = ControlQueue(startup.scheduler, outbox, reload)
+    loop = EngineLoop(channel.rank, stream, outbox, startup.scheduler, startup.executor, control)
+    outbox.send(Ready(info=startup.info()))
+    loop.run()
+
+
+def _forward_reload(startup: Startup, channel: Channel, outbox: Outbox, reloader: Reloader) -> ForwardReload:
+    reloader.add_participant(REGISTRY)
+
+    def status(state: str, call: Reload, detail: str) -> None:
+        generation = startup.executor.generation.number
+        outbox.send(ReloadStatus(state=state, generation=generation, id=call.id, by=call.by, detail=detail))
+
+    return ForwardReload(reloader, startup.executor, startup.scheduler, channel, status, WEIGHT_VERSION)

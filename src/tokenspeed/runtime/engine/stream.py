@@ -1,0 +1,67 @@
+"""The one stream of messages that every rank sees in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from tokenspeed.runtime.distributed.channel import Channel
+from tokenspeed.runtime.engine.directives import Directive, StreamMessage, decoder, encoder
+from tokenspeed.runtime.protocol import ToEngine
+
+
+class Stream(Protocol):
+    """Where a rank's messages come from."""
+
+    def receive(self, directives: Sequence[Directive], wait_s: float | None) -> list[StreamMessage]:
+        """The messages since the last call.
+
+        Args:
+            directives: rank 0's own decisions, put behind the messages of the front; peers pass none.
+            wait_s: seconds to wait for the first message; 0 does not wait, None waits for ever. Peers always
+                wait for rank 0, which sends one list for every call, empty or not.
+        """
+        ...
+
+
+class FrontStream:
+    """Rank 0's stream: from the front, passed on to the peers."""
+
+    def __init__(self, channel: Channel, run_dir: Path):
+        self.channel = channel
+        self.run_dir = run_dir
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def open(self) -> None:
+        """Connect to the front."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._socket = context.socket(zmq.PULL)
+        self._socket.linger = 0
+        self._socket.connect(f"ipc://{self.run_dir}/to_rank0")
+
+    def receive(self, directives: Sequence[Directive], wait_s: float | None) -> list[StreamMessage]:
+        """See `Stream.receive`."""
+        if not directives and wait_s != 0:
+            self._socket.poll(None if wait_s is None else max(1, int(wait_s * 1000)))
+        messages: list[StreamMessage] = []
+        while self._socket.poll(0):
+            messages.append(self._decoder.decode(self._socket.recv()))
+        messages.extend(directives)
+        if self.channel.size > 1:
+            self.channel.broadcast(encoder.encode(messages))
+        return messages
+
+
+class PeerStream:
+    """The stream of every other rank: what rank 0 passes on."""
+
+    def __init__(self, channel: Channel):
+        self.channel = channel
+
+    def receive(self, directives: Sequence[Directive], wait_s: float | None) -> list[StreamMessage]:  # noqa: ARG002
+        """See `Stream.receive`."""
+        return decoder.decode(self.channel.broadcast(None))

@@ -1,0 +1,63 @@
+"""Which steps are captured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenspeed.runtime.config import DEFAULT_DECODE_SIZES, SMALLEST_PREFILL_BUCKET, Config
+
+DEFAULT_PREFILL_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """Decode batch sizes and prefill token buckets to capture, ascending; both empty when nothing is captured."""
+
+    decode: tuple[int, ...] = ()
+    prefill: tuple[int, ...] = ()
+
+    @property
+    def largest_prefill(self) -> int:
+        """Tokens of the largest bucket, 0 without one."""
+        return self.prefill[-1] if self.prefill else 0
+
+
+def plan_capture(config: Config, device_type: str) -> CapturePlan:
+    """What the options ask for on this kind of device.
+
+    A CPU records nothing unless --cpu-graphs asks for it. Sizes above --max-num-seqs and buckets above
+    --max-num-batched-tokens would never be replayed, so the defaults leave them out.
+    """
+    options = config.graphs
+    if options.enforce_eager or (device_type == "cpu" and not options.cpu_graphs):
+        return CapturePlan()
+    most = config.scheduler.max_num_seqs
+    sizes = options.cudagraph_capture_sizes
+    if sizes is None:
+        sizes = (*(size for size in DEFAULT_DECODE_SIZES if size < most), min(most, DEFAULT_DECODE_SIZES[-1]))
+    return CapturePlan(decode=tuple(sorted(set(sizes))), prefill=prefill_ladder(_prefill_tokens(config, device_type)))
+
+
+def prefill_ladder(largest: int) -> tuple[int, ...]:
+    """Buckets up to `largest` tokens: powers of two from 16 with one step of one half between them.
+
+    The padding is at most a third of a bucket above the first. `largest` itself is the last bucket; below 16
+    tokens there is none.
+    """
+    if largest < SMALLEST_PREFILL_BUCKET:
+        return ()
+    buckets = set()
+    size = SMALLEST_PREFILL_BUCKET
+    while size < largest:
+        buckets.add(size)
+        if size + size // 2 < largest:
+            buckets.add(size + size // 2)
+        size *= 2
+    return (*sorted(buckets), largest)
+
+
+def _prefill_tokens(config: Config, device_type: str) -> int:
+    asked = config.graphs.prefill_graph_max_tokens
+    if asked is None:
+        asked = 0 if device_type == "cpu" else DEFAULT_PREFILL_TOKENS
+    return min(asked, config.scheduler.max_num_batched_tokens)

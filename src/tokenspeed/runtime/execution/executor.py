@@ -1,0 +1,190 @@
+"""Runs the model on one batch: eagerly, or by replaying a captured step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tokenspeed.runtime.cache.pool import KVPool
+from tokenspeed.runtime.execution.buffers import BatchBuffers, StepShape
+from tokenspeed.runtime.execution.capture_plan import CapturePlan
+from tokenspeed.runtime.execution.generation import Generation
+from tokenspeed.runtime.execution.graphs.base import Graph, GraphBackend
+from tokenspeed.runtime.models.base import CausalLM
+from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.sampling.batch import SamplingBatch
+from tokenspeed.runtime.sampling.sampler import Sampler
+from tokenspeed.runtime.scheduler.batch import Batch, Row
+
+WARM_TOKENS = 16
+"""Tokens of the dummy prefill that start-up runs, and that every reload runs again."""
+
+
+DUMMY_SAMPLING = (
+    SamplingParams(max_new_tokens=1, temperature=0.0),
+    SamplingParams(max_new_tokens=1, temperature=1.0),
+    SamplingParams(max_new_tokens=1, temperature=1.0, top_p=0.9, top_k=8),
+)
+"""One for each path through the sampler."""
+
+
+@dataclass(frozen=True)
+class DummySteps:
+    """The steps that warm the code: start-up saves them, a reload runs the very same ones."""
+
+    prefill: StepShape
+    decode: StepShape
+
+
+class Executor:
+    """Owns the step: buffers in, token ids out.
+
+    `logits` is float32 [largest decode graph, vocab] and `hidden` [largest prefill bucket, hidden]: captured
+    steps leave their results there. `generation` is the set of graphs that serves now. `make_backend` is called
+    once for every generation: its graphs share what the backend holds.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        sampler: Sampler,
+        pool: KVPool,
+        buffers: BatchBuffers,
+        plan: CapturePlan,
+        make_backend: Callable[[], GraphBackend],
+    ):
+        self.model = model
+        self.sampler = sampler
+        self.pool = pool
+        self.buffers = buffers
+        self.plan = plan
+        self.make_backend = make_backend
+        self.generation = Generation(0, {}, {})
+        width = buffers.limits.max_blocks_per_row
+        tokens = min(WARM_TOKENS, buffers.limits.max_tokens)
+        self.dummies = DummySteps(StepShape(tokens, 1, tokens, width), StepShape(1, 1, 1, width))
+        self.logits = torch.empty(0)
+        self.hidden = torch.empty(0)
+
+    def allocate(self, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> None:
+        """Make the static outputs of the captured steps."""
+        device = self.buffers.device
+        rows = self.plan.decode[-1] if self.plan.decode else 0
+        self.logits = torch.zeros(rows, vocab_size, dtype=torch.float32, device=device)
+        self.hidden = torch.zeros(self.plan.largest_prefill, hidden_size, dtype=dtype, device=device)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> list[int]:
+        """Compute one step and return one token id for each row that samples, in row order."""
+        rows = [index for index, row in enumerate(batch.rows) if row.samples]
+        logits = self._decode(batch) if batch.is_decode else self._prefill(batch, rows)
+        if not rows:
+            return []
+        ids: list[int] = self.sampler(logits, sampling_batch([batch.rows[i] for i in rows], logits.device)).tolist()
+        return ids
+
+    @torch.inference_mode()
+    def warm(self, progress: Callable[[str], None]) -> None:
+        """Run the dummy steps eagerly, through the sampler both greedy and not; only the scratch block is written."""
+        for name, shape in (("prefill", self.dummies.prefill), ("decode", self.dummies.decode)):
+            progress(name)
+            self.buffers.fill_dummy(shape, self.pool.shape.block_size)
+            hidden = self._forward(shape)
+            logits = self.model.compute_logits(hidden[self.buffers.logits_rows[: shape.num_rows]])
+            for params in DUMMY_SAMPLING:
+                self.sampler(logits, SamplingBatch.build([params] * shape.num_rows, [1], logits.device))
+
+    @torch.inference_mode()
+    def capture(self, number: int, progress: Callable[[str], None]) -> Generation:
+        """Capture every planned step with the code as it is now, largest first.
+
+        The generation that serves now stays as it is; the caller installs the new one or drops it.
+        """
+        backend = self.make_backend()
+        width = self.buffers.limits.max_blocks_per_row
+        decode: dict[int, Graph] = {}
+        for size in reversed(self.plan.decode):
+            progress(f"decode {size}")
+            decode[size] = self._capture_decode(backend, StepShape(size, size, 1, width))
+        prefill: dict[int, Graph] = {}
+        for bucket in reversed(self.plan.prefill):
+            progress(f"prefill {bucket}")
+            shape = StepShape(bucket, self.buffers.limits.max_rows, bucket, width)
+            prefill[bucket] = self._capture_prefill(backend, shape)
+        return Generation(number, decode, prefill)
+
+    def _capture_decode(self, backend: GraphBackend, shape: StepShape) -> Graph:
+        def step() -> None:
+            hidden = self._forward(shape)
+            self.logits[: shape.num_rows].copy_(self.model.compute_logits(hidden))
+
+        self.buffers.fill_dummy(shape, self.pool.shape.block_size)
+        return backend.capture(step, label=f"decode {shape.num_rows}")
+
+    def _capture_prefill(self, backend: GraphBackend, shape: StepShape) -> Graph:
+        def step() -> None:
+            self.hidden[: shape.num_tokens].copy_(self._forward(shape))
+
+        self.buffers.fill_dummy(shape, self.pool.shape.block_size)
+        return backend.capture(step, label=f"prefill {shape.num_tokens}")
+
+    def _decode(self, batch: Batch) -> torch.Tensor:
+        """Logits [rows, vocab] of a batch in which every row computes one token and samples."""
+        rows = len(batch.rows)
+        captured = self.generation.decode_graph(rows)
+        if captured is None:
+            self._fill(batch, shape := self._eager_shape(batch))
+            return self.model.compute_logits(self._forward(shape))
+        size, graph = captured
+        self._fill(batch, StepShape(size, size, 1, self.buffers.limits.max_blocks_per_row))
+        graph.replay()
+        return self.logits[:rows]
+
+    def _prefill(self, batch: Batch, rows: list[int]) -> torch.Tensor:
+        """Logits [len(rows), vocab] of the last token of each of `rows`; any mix of prefill and decode."""
+        captured = self.generation.prefill_graph(batch.num_tokens)
+        if captured is None:
+            self._fill(batch, shape := self._eager_shape(batch))
+            hidden = self._forward(shape)
+        else:
+            bucket, graph = captured
+            limits = self.buffers.limits
+            self._fill(batch, StepShape(bucket, limits.max_rows, bucket, limits.max_blocks_per_row))
+            graph.replay()
+            hidden = self.hidden[:bucket]
+        wanted = self.buffers.logits_rows[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]
+        return self.model.compute_logits(hidden[wanted])
+
+    def _forward(self, shape: StepShape) -> torch.Tensor:
+        tokens = shape.num_tokens
+        hidden: torch.Tensor = self.model(
+            self.buffers.input_ids[:tokens],
+            self.buffers.positions[:tokens],
+            self.buffers.context(shape, self.pool.layers),
+        )
+        return hidden
+
+    def _fill(self, batch: Batch, shape: StepShape) -> None:
+        self.buffers.fill(batch, shape, self.pool.shape.block_size)
+
+    def _eager_shape(self, batch: Batch) -> StepShape:
+        """The exact size of `batch`, with no wider a block table than its longest row needs."""
+        longest = max(row.start + row.count for row in batch.rows)
+        return StepShape(
+            num_tokens=batch.num_tokens,
+            num_rows=len(batch.rows),
+            max_query_len=max(row.count for row in batch.rows),
+            width=-(-longest // self.pool.shape.block_size),
+        )
+
+
+def sampling_batch(rows: list[Row], device: torch.device) -> SamplingBatch:
+    """The sampler's inputs for `rows`, in their order."""
+    return SamplingBatch.build(
+        [row.request.sampling for row in rows],
+        [row.start + row.count for row in rows],
+        device,
+        [(index, row.forbidden_ids) for index, row in enumerate(rows) if row.forbidden_ids],
+    )

@@ -1,0 +1,94 @@
+"""The replies of `reload_forward`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tokenspeed.runtime.execution.generation import Generation
+from tokenspeed.runtime.reload.fault import Fault
+from tokenspeed_kernel.jit import JitCount
+from tokenspeed_reload import Report
+
+Code = Literal["not_enabled", "bad_request", "cancelled", "timeout", "failed"]
+
+
+def failure(
+    call_id: str, code: Code, phase: str, message: str, *, rank: int | None = None, fault: Fault | None = None
+) -> dict[str, Any]:
+    """The reply of a reload that changed nothing."""
+    body: dict[str, Any] = {
+        "success": False,
+        "id": call_id,
+        "code": code,
+        "phase": phase,
+        "rank": rank,
+        "error": message,
+        "message": message,
+    }
+    if fault is not None:
+        body.update(fault)
+    return body
+
+
+def nothing_changed(call_id: str, generation: int, looked_at: list[str], outside: list[str]) -> dict[str, Any]:
+    """The reply of a reload that found every module of the forward packages as it last ran.
+
+    `outside` are the changed modules elsewhere.
+    """
+    return {
+        "success": True,
+        "id": call_id,
+        "generation": generation,
+        "message": "nothing to reload: no module of the forward packages changed since it last ran; looked at "
+        + ", ".join(looked_at),
+        "modules": [],
+        "pending": [],
+        "objects_patched": 0,
+        "stale": [],
+        "needs_restart": [{"what": name, "why": "it lies outside the forward packages"} for name in outside],
+        "notes": [],
+        "graphs": {"how": "none", "decode": 0, "prefill": 0, "nodes": 0},
+        "jit": {"compiled": 0, "seconds": 0.0},
+        "seconds": {"total": 0.0, "held": 0.0},
+    }
+
+
+def success(
+    call_id: str, report: Report, generation: Generation, jit: JitCount, seconds: dict[str, float]
+) -> dict[str, Any]:
+    """The reply of a committed reload."""
+    captured = len(generation.decode) + len(generation.prefill) > 0
+    return {
+        "success": True,
+        "id": call_id,
+        "generation": generation.number,
+        "message": _summary(report, captured, jit, seconds),
+        "modules": [{"name": module.name, "why": module.why} for module in report.modules],
+        "pending": list(report.pending),
+        "objects_patched": report.objects_patched,
+        "stale": [{"definition": s.definition, "why": s.why, "held_by": list(s.held_by)} for s in report.stale],
+        "needs_restart": [{"what": item.what, "why": item.why} for item in report.needs_restart],
+        "notes": list(report.notes),
+        "graphs": {
+            "how": "recaptured" if captured else "none",
+            "decode": len(generation.decode),
+            "prefill": len(generation.prefill),
+            "nodes": generation.num_nodes,
+        },
+        "jit": {"compiled": jit.compiled, "seconds": round(jit.seconds, 3)},
+        "seconds": {name: round(value, 4) for name, value in seconds.items()} | {"held": 0.0},
+    }
+
+
+def _summary(report: Report, captured: bool, jit: JitCount, seconds: dict[str, float]) -> str:
+    users = [module for module in report.modules if module.why.startswith("uses ")]
+    edited = [module.name for module in report.modules if module not in users]
+    patched = (
+        f"reloaded {', '.join(edited)} and {len(users)} dependent module(s), "
+        f"{report.objects_patched} object(s) patched in {seconds['patch']:.2f} s"
+    )
+    steps = [f"warmed in {seconds['warm']:.1f} s"]
+    if captured:
+        steps.append(f"recaptured in {seconds['graphs']:.1f} s")
+    steps.append(f"JIT-compiled {jit.compiled} kernel(s) in {jit.seconds:.1f} s")
+    return f"{patched};\n{'; '.join(steps)}"

@@ -1,0 +1,280 @@
+"""The control queue on one rank, with the real scheduler and a loop that the test turns by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenspeed.runtime.cache.manager import KVCacheManager
+from tokenspeed.runtime.engine.control import ControlQueue
+from tokenspeed.runtime.engine.directives import Begin, Settle
+from tokenspeed.runtime.protocol import (
+    CallReply,
+    Continue,
+    Message,
+    Outputs,
+    Pause,
+    Reload,
+    ReloadStatus,
+    SamplingParams,
+)
+from tokenspeed.runtime.scheduler.limits import SchedulerLimits
+from tokenspeed.runtime.scheduler.request import Request
+from tokenspeed.runtime.scheduler.scheduler import Scheduler
+
+
+class RecordingOutbox:
+    """Keeps what would be sent to the front."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def outputs(self, outputs: Any, loads: Any) -> None:
+        self.send(Outputs(outputs=outputs, loads=loads))
+
+    def reply(self, call: Any, body: dict[str, Any]) -> None:
+        self.send(CallReply(call=call.call, body=body))
+
+
+class ScriptedReload:
+    """Stands for the transaction: notes when it ran, and answers with success."""
+
+    generation = 0
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.ran: list[str] = []
+        self.unchanged: set[str] = set()
+
+    def settle_early(self, call: Reload) -> dict[str, Any] | None:
+        if call.id in self.unchanged:
+            return {"success": True, "id": call.id, "modules": []}
+        return None
+
+    def run(self, call: Reload, drained_after: float) -> dict[str, Any]:
+        assert self.scheduler.drained
+        self.ran.append(call.id)
+        return {"success": True, "id": call.id, "modules": ["m"], "seconds": {"drain": drained_after, "held": 0.0}}
+
+
+class Engine:
+    """One rank without a model: every step samples id 7."""
+
+    def __init__(self) -> None:
+        limits = SchedulerLimits(
+            max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128, block_size=4, eos_token_ids=(0,)
+        )
+        self.scheduler = Scheduler(limits, KVCacheManager(64, 4, True))
+        self.outbox = RecordingOutbox()
+        self.reload = ScriptedReload(self.scheduler)
+        self.control = ControlQueue(self.scheduler, self.outbox, self.reload)  # type: ignore[arg-type]
+        self.calls = 0
+
+    def submit(self, name: str, tokens: int = 3) -> None:
+        self.control.submitted(name)
+        self.scheduler.submit(Request(name, [1, 2, 3], SamplingParams(max_new_tokens=tokens)))
+
+    def call(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    def turn(self) -> None:
+        """One round of the loop."""
+        for directive in self.control.decide():
+            match directive:
+                case Begin():
+                    self.control.begin(directive)
+                case Settle():
+                    self.control.settle(directive)
+                case _:
+                    self.control.expire(directive)
+        self.control.advance()
+        batch = self.scheduler.schedule()
+        if batch is not None:
+            self.control.publish(self.scheduler.commit(batch, [7] * batch.num_samples))
+
+    def turns(self, count: int = 10) -> None:
+        for _ in range(count):
+            self.turn()
+
+    def replies(self) -> dict[int, dict[str, Any]]:
+        return {m.call: m.body for m in self.outbox.sent if isinstance(m, CallReply)}
+
+    def finished(self) -> dict[str, str]:
+        outputs = [o for m in self.outbox.sent if isinstance(m, Outputs) for o in m.outputs]
+        return {o.request_id: o.finish_reason for o in outputs if o.finish_reason}
+
+    def states(self) -> list[str]:
+        return [m.state for m in self.outbox.sent if isinstance(m, ReloadStatus)]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def reload(engine: Engine, name: str = "a", **fields: Any) -> int:
+    call = engine.call()
+    engine.control.add(Reload(call=call, id=name, **fields))
+    return call
+
+
+def pause(engine: Engine, mode: Any = "wait") -> int:
+    call = engine.call()
+    engine.control.pause(Pause(call=call, mode=mode))
+    return call
+
+
+def resume(engine: Engine) -> int:
+    call = engine.call()
+    engine.control.resume(Continue(call=call))
+    return call
+
+
+def test_wait_lets_running_requests_finish_and_holds_new_ones(engine: Engine) -> None:
+    engine.submit("running", tokens=5)
+    engine.turn()
+    call = reload(engine)
+    engine.submit("held")
+    engine.turns(3)
+    assert engine.reload.ran == []
+    assert "held" not in engine.finished()
+    engine.turns()
+    assert engine.reload.ran == ["a"]
+    assert engine.finished() == {"running": "length", "held": "length"}
+    assert engine.replies()[call]["seconds"]["held"] > 0
+
+
+def test_abort_ends_running_requests_and_keeps_held_ones(engine: Engine) -> None:
+    engine.submit("running", tokens=50)
+    engine.turn()
+    reload(engine, mode="abort")
+    engine.submit("held")
+    engine.turn()
+    engine.turn()
+    assert engine.reload.ran == ["a"]
+    engine.turns()
+    assert engine.finished() == {"running": "abort", "held": "length"}
+
+
+def test_nothing_changed_neither_drains_nor_holds(engine: Engine) -> None:
+    engine.submit("running", tokens=50)
+    engine.turn()
+    engine.reload.unchanged.add("a")
+    call = reload(engine, mode="abort")
+    engine.submit("new")
+    engine.turn()
+    assert engine.replies()[call]["success"]
+    assert engine.reload.ran == []
+    assert engine.finished() == {}
+    engine.turns()
+    assert engine.finished() == {"new": "length"}
+
+
+def test_reloads_run_in_arrival_order(engine: Engine) -> None:
+    engine.submit("running", tokens=4)
+    engine.turn()
+    calls = [reload(engine, name) for name in "abc"]
+    engine.turns()
+    assert engine.reload.ran == ["a", "b", "c"]
+    assert [engine.replies()[call]["id"] for call in calls] == ["a", "b", "c"]
+
+
+def test_a_reload_that_does_not_drain_in_time_fails_and_lets_go(engine: Engine) -> None:
+    engine.submit("running", tokens=50)
+    engine.turn()
+    call = reload(engine, timeout_s=0.0)
+    engine.submit("new")
+    engine.turns()
+    assert engine.replies()[call]["code"] == "timeout"
+    assert engine.reload.ran == []
+    assert engine.finished()["new"] == "length"
+
+
+def test_continue_cancels_waiting_reloads_and_pauses(engine: Engine) -> None:
+    engine.submit("running", tokens=50)
+    engine.turn()
+    paused = pause(engine)
+    waiting = [reload(engine, name) for name in "ab"]
+    engine.turn()
+    engine.submit("held")
+    resumed = resume(engine)
+    engine.turns()
+    replies = engine.replies()
+    assert [replies[call]["code"] for call in waiting] == ["cancelled", "cancelled"]
+    assert [replies[call]["phase"] for call in waiting] == ["drain", "queue"]
+    assert not replies[paused]["success"]
+    assert replies[resumed] == {"success": True, "message": "generation continues", "cancelled": 3}
+    assert engine.finished()["held"] == "length"
+
+
+def test_a_directive_for_a_cancelled_reload_is_ignored(engine: Engine) -> None:
+    reload(engine, "a")
+    directives = engine.control.decide()
+    resume(engine)
+    assert directives == [Begin(id="a")]
+    engine.control.begin(Begin(id="a"))
+    engine.control.settle(Settle(id="a", body={"success": True, "modules": []}))
+    engine.turns()
+    assert engine.reload.ran == []
+
+
+def test_pause_wait_replies_when_drained_and_holds_until_continue(engine: Engine) -> None:
+    engine.submit("running", tokens=4)
+    engine.turn()
+    call = pause(engine)
+    engine.submit("held")
+    engine.turn()
+    assert call not in engine.replies()
+    engine.turns()
+    assert engine.replies()[call]["success"]
+    assert engine.finished() == {"running": "length"}
+    resume(engine)
+    engine.turns()
+    assert engine.finished()["held"] == "length"
+
+
+def test_pause_abort_ends_running_requests(engine: Engine) -> None:
+    engine.submit("running", tokens=40)
+    engine.turn()
+    call = pause(engine, "abort")
+    engine.turn()
+    assert engine.replies()[call]["success"]
+    assert engine.finished() == {"running": "abort"}
+
+
+def test_a_second_pause_is_answered_too(engine: Engine) -> None:
+    first, second = pause(engine), pause(engine)
+    engine.turn()
+    assert engine.replies()[first]["success"] and engine.replies()[second]["success"]
+
+
+def test_a_reload_while_paused_runs_at_once_and_stays_paused(engine: Engine) -> None:
+    pause(engine)
+    engine.turn()
+    engine.submit("held")
+    call = reload(engine)
+    engine.turns()
+    assert engine.reload.ran == ["a"]
+    assert engine.replies()[call]["success"]
+    assert engine.finished() == {}
+    resume(engine)
+    engine.turns()
+    assert engine.finished() == {"held": "length"}
+
+
+def test_states_are_reported_in_order(engine: Engine) -> None:
+    reload(engine)
+    engine.turns()
+    assert engine.states() == ["queued", "draining", "idle"]
+
+
+def test_without_the_flag_a_reload_is_refused_and_nothing_held(engine: Engine) -> None:
+    control = ControlQueue(engine.scheduler, engine.outbox, None)  # type: ignore[arg-type]
+    control.add(Reload(call=1, id="a"))
+    assert engine.replies()[1]["code"] == "not_enabled"
+    assert engine.scheduler.admission_open

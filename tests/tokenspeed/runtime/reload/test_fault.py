@@ -1,0 +1,48 @@
+"""Which line an engineer is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tokenspeed.runtime.reload.fault import describe
+from tokenspeed_reload import ReloadError
+
+
+def load(path: Path, text: str, **names: object) -> ModuleType:
+    path.write_text(text)
+    module = ModuleType(path.stem)
+    vars(module).update(names)
+    exec(compile(text, str(path), "exec"), vars(module))
+    return module
+
+
+def test_the_innermost_edited_line_is_named_and_the_way_is_told(tmp_path: Path) -> None:
+    kernel, model = tmp_path / "kernel.py", tmp_path / "model.py"
+    inner = load(kernel, "def norm(x):\n    return x / 0\n")
+    outer = load(model, "def forward(x):\n    y = x\n    return norm(y)\n", norm=inner.norm)
+    with pytest.raises(ZeroDivisionError) as raised:
+        outer.forward(1)
+    own = {str(kernel), str(model)}
+    fault = describe(raised.value, {str(model)}, own)
+    assert (fault["file"], fault["line"], fault["text"]) == (str(model), 3, "return norm(y)")
+    assert fault["error"].startswith("ZeroDivisionError: ")
+    assert [line.split(": ")[-1] for line in fault["trace"]] == ["return norm(y)", "return x / 0"]
+    assert describe(raised.value, set(), own)["file"] == str(kernel)
+    assert describe(raised.value, set(), set())["file"] == str(kernel)
+
+
+def test_an_error_without_words_has_no_colon() -> None:
+    with pytest.raises(KeyError) as raised:
+        raise KeyError
+    assert describe(raised.value, set(), set())["error"] == "KeyError"
+
+
+def test_the_reloaders_own_place_and_phase_win() -> None:
+    error = ReloadError("read", "SyntaxError: bad", module="m", file="/m.py", line=4, text="x x")
+    fault = describe(error, set(), set())
+    assert fault["phase"] == "read"
+    assert fault["error"] == "m: SyntaxError: bad"
+    assert (fault["file"], fault["line"], fault["text"]) == ("/m.py", 4, "x x")
