@@ -1,0 +1,258 @@
+"""The ZMQ link to rank 0: submits requests, hands out their tokens, makes control calls."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from tokenspeed.errors import ResourceError
+from tokenspeed.runtime.protocol import (
+    Abort,
+    CallReply,
+    Continue,
+    EngineInfo,
+    Failed,
+    FlushCache,
+    Loads,
+    Outputs,
+    Pause,
+    Ready,
+    Reload,
+    ReloadStatus,
+    RequestOutput,
+    Starting,
+    Stop,
+    Submit,
+    ToEngine,
+    ToFront,
+)
+from tokenspeed.server.errors import EngineLost, EngineUnavailable
+from tokenspeed.server.journal import Entry, Journal
+from tokenspeed.server.metrics import Metrics, Timing
+from tokenspeed.server.stops import StopWatcher
+from tokenspeed.server.streams import TokenStream
+
+log = logging.getLogger(__name__)
+
+AnyCall = Reload | Pause | Continue | FlushCache
+
+LONGEST_SOCKET_PATH = 107
+"""Bytes of a Unix socket's address on Linux."""
+
+
+class EngineClient:
+    """One engine as the rest of the front sees it.
+
+    `on_starting` and `on_reload_status` are called with each such message, `on_lost` once, when a rank
+    reports that it cannot go on.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        metrics: Metrics,
+        *,
+        on_starting: Callable[[Starting], None],
+        on_reload_status: Callable[[ReloadStatus], None],
+        on_lost: Callable[[EngineLost], None],
+    ) -> None:
+        self.info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self.journal = Journal()
+        self.loads = Loads()
+        self._run_dir = run_dir
+        self._metrics = metrics
+        self._on_starting = on_starting
+        self._on_reload_status = on_reload_status
+        self._on_lost = on_lost
+        self._streams: dict[str, tuple[TokenStream, Timing]] = {}
+        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._call_numbers = itertools.count(1)
+        self._closed: EngineUnavailable | None = None
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._context = zmq.Context()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
+
+    def bind(self) -> None:
+        """Open both sockets.
+
+        Raises:
+            ResourceError: when the run directory's path is too long for a socket.
+        """
+        self._to_rank0 = self._context.socket(zmq.PUSH)
+        self._from_ranks = zmq.asyncio.Context(self._context).socket(zmq.PULL)
+        sockets: tuple[tuple[zmq.Socket[Any], str], ...] = (
+            (self._to_rank0, "to_rank0"),
+            (self._from_ranks, "from_rank0"),
+        )
+        for socket, name in sockets:
+            path = self._run_dir / name
+            if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+                raise ResourceError(f"the path {path} is too long for a socket; set TMPDIR to a shorter directory")
+            # No high-water mark: a send never blocks the loop, and nothing is dropped.
+            socket.set_hwm(0)
+            socket.linger = 0
+            socket.bind(f"ipc://{path}")
+
+    def close(self) -> None:
+        """Close what `bind` opened."""
+        for socket in (self._to_rank0, self._from_ranks):
+            socket.close(linger=0)
+        self._context.term()
+
+    async def receive(self) -> None:
+        """Take in messages until cancelled."""
+        while True:
+            self._dispatch(self._decoder.decode(await self._from_ranks.recv()))
+
+    # ---- requests ----
+
+    def submit(self, entry: Entry, watcher: StopWatcher | None) -> TokenStream:
+        """Journal a request and pass it on.
+
+        Raises:
+            EngineUnavailable: when the engine is starting, stopping or lost.
+        """
+        self.check_open()
+        self.journal.accept(entry)
+        self._quiet.clear()
+        stream = TokenStream(watcher)
+        self._streams[entry.request_id] = stream, Timing(time.monotonic(), len(entry.prompt))
+        self._send(Submit(request_id=entry.request_id, prompt=entry.prompt, sampling=entry.sampling))
+        return stream
+
+    def leave(self, request_id: str) -> None:
+        """The client no longer waits: end the request in the engine, unless it has ended."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._abandon(request_id)
+            self._metrics.finished("abort", stream[1], time.monotonic())
+
+    def abort(self, client_id: str) -> bool:
+        """End the requests with this id; their clients get what there is. False when there are none."""
+        named = [entry for entry in self.journal.unfinished() if entry.client_id == client_id]
+        for entry in named:
+            self._send(Abort(request_id=entry.request_id))
+        return bool(named)
+
+    # ---- control ----
+
+    async def call(self, kind: Callable[..., AnyCall], **fields: Any) -> dict[str, Any]:
+        """Make a control call and wait for its reply's body.
+
+        Raises:
+            EngineUnavailable: when the engine is starting, stopping or lost, or gets lost meanwhile.
+        """
+        self.check_open()
+        number = next(self._call_numbers)
+        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._calls[number] = reply
+        self._quiet.clear()
+        self._send(kind(call=number, **fields))
+        try:
+            return await reply
+        finally:
+            self._calls.pop(number, None)
+            self._note_quiet()
+
+    def refuse(self, reason: EngineUnavailable) -> None:
+        """Take no more requests and calls; those that run go on."""
+        self._closed = self._closed or reason
+
+    async def quiet(self) -> None:
+        """Wait until no request and no call is open."""
+        await self._quiet.wait()
+
+    def stop(self) -> None:
+        """Ask the ranks to leave."""
+        self._send(Stop())
+
+    def fail(self, error: EngineUnavailable) -> None:
+        """End every open request and call with `error`, and refuse new ones."""
+        self._closed = error
+        streams, self._streams = self._streams, {}
+        for stream, timing in streams.values():
+            stream.fail(error)
+            self._metrics.finished("error", timing, time.monotonic())
+        for entry in list(self.journal):
+            self.journal.end(entry.request_id)
+        for reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(error)
+        if not self.info.done():
+            self.info.cancel()
+        self._note_quiet()
+
+    # ---- messages ----
+
+    def _dispatch(self, message: ToFront) -> None:
+        match message:
+            case Outputs():
+                for output in message.outputs:
+                    self._take(output)
+                self._take_loads(message.loads)
+            case CallReply():
+                reply = self._calls.get(message.call)
+                if reply is not None and not reply.done():
+                    reply.set_result(message.body)
+            case ReloadStatus():
+                self._on_reload_status(message)
+            case Starting():
+                self._on_starting(message)
+            case Ready():
+                if not self.info.done():
+                    self.info.set_result(message.info)
+            case Failed():
+                self._on_lost(EngineLost(message.message, rank=message.rank, exit_code=message.exit_code))
+
+    def _take(self, output: RequestOutput) -> None:
+        held = self._streams.get(output.request_id)
+        if held is not None:
+            stream, timing = held
+            step, now = stream.push(output), time.monotonic()
+            self.journal.record(output.request_id, step.token_ids, step.cached_tokens)
+            self._metrics.tokens(step.generated, timing, now)
+            if step.finish_reason is not None:
+                del self._streams[output.request_id]
+                self._metrics.finished(step.finish_reason, timing, now)
+                if output.finish_reason is None:
+                    self._abandon(output.request_id)
+        if output.finish_reason is not None:
+            self.journal.end(output.request_id)
+            self._note_quiet()
+
+    def _take_loads(self, loads: Loads) -> None:
+        self.loads = loads
+        self._metrics.loads(loads)
+
+    def _abandon(self, request_id: str) -> None:
+        if self.journal.abandon(request_id) and not isinstance(self._closed, EngineLost):
+            self._send(Abort(request_id=request_id))
+
+    def _note_quiet(self) -> None:
+        if not self.journal and not self._calls:
+            self._quiet.set()
+
+    def check_open(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+        if not self.info.done():
+            raise EngineUnavailable("the engine is still starting; try again when it is ready")
+
+    def _send(self, message: ToEngine) -> None:
+        try:
+            self._to_rank0.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            # Rank 0 has hung up; its exit is noticed by the one who started it, and fails everything.
+            log.debug("rank 0 is gone, %s was not sent", type(message).__name__)

@@ -1,0 +1,69 @@
+"""Every accepted request until it ends, with all that is needed to give it to a fresh rank again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tokenspeed.runtime.protocol import SamplingParams
+
+
+@dataclass
+class Entry:
+    """One accepted request: what came in, and what the engine has produced for it so far."""
+
+    request_id: str
+    """The engine's own id, never used twice."""
+    client_id: str
+    """The id that the client gave; clients may use one again."""
+    prompt: list[int]
+    sampling: SamplingParams
+    tokens: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    abandoned: bool = False
+    """Nobody waits for more: it is kept only until the engine says that it ended, and never resubmitted."""
+
+    @property
+    def position(self) -> int:
+        """Index, in prompt plus answer, of the token sampled next; the sampler's noise depends on it."""
+        return len(self.prompt) + len(self.tokens)
+
+
+class Journal:
+    """The open requests of an engine, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+
+    def accept(self, entry: Entry) -> None:
+        """Keep `entry` until `end`."""
+        self._entries[entry.request_id] = entry
+
+    def record(self, request_id: str, tokens: list[int], cached_tokens: int) -> None:
+        """Add what one step produced; ignored when the request is not open."""
+        entry = self._entries.get(request_id)
+        if entry is not None and not entry.abandoned:
+            entry.tokens.extend(tokens)
+            entry.cached_tokens = max(entry.cached_tokens, cached_tokens)
+
+    def abandon(self, request_id: str) -> bool:
+        """Note that nobody waits for the request any more; true when that was not known before."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.abandoned:
+            return False
+        entry.abandoned = True
+        return True
+
+    def end(self, request_id: str) -> None:
+        """Forget a request that the engine has finished; ignored when it is not open."""
+        self._entries.pop(request_id, None)
+
+    def unfinished(self) -> list[Entry]:
+        """The requests that somebody waits for, oldest first."""
+        return [entry for entry in self._entries.values() if not entry.abandoned]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)

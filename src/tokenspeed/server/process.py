@@ -1,0 +1,212 @@
+"""The life of the front process: listen, start the ranks, serve, drain, end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenspeed.errors import TokenSpeedError
+from tokenspeed.runtime.config import Config
+from tokenspeed.runtime.protocol import EngineInfo, Reload, Starting
+from tokenspeed.server.client import EngineClient
+from tokenspeed.server.control import ControlApp, ControlServer
+from tokenspeed.server.errors import EngineLost, EngineUnavailable
+from tokenspeed.server.info import Description
+from tokenspeed.server.metrics import Metrics
+from tokenspeed.server.ranks import RANK_COMMAND, Ranks
+from tokenspeed.server.reloads import Body, ReloadRequest, Reloads
+from tokenspeed.server.service import GrpcServer, Scheduler
+from tokenspeed.server.status import StatusPipe
+
+log = logging.getLogger("tokenspeed.server")
+
+RANKS_EXIT_TIMEOUT = 10.0
+"""Seconds that the ranks get to leave after `Stop`."""
+
+LAST_WORDS = 1.0
+"""Seconds that failed calls get to reach their clients before the process ends."""
+
+
+class Front:
+    """One engine's front. `run` is its whole life."""
+
+    def __init__(self, config: Config, run_dir: Path, status: StatusPipe, rank_command: Sequence[str]) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._status = status
+        self._rank_command = rank_command
+
+    async def run(self) -> int:
+        """Serve until told to stop or until the engine is lost; returns the exit code."""
+        self._build()
+        async with AsyncExitStack() as closing:
+            try:
+                await self._listen(closing)
+                closing.push_async_callback(self._ranks.kill)
+                await self._ranks.start()
+                if await self._until_ready():
+                    await self._first(asyncio.create_task(self._stop.wait()))
+                    await self._drain()
+            except TokenSpeedError as error:
+                await self._fail(error)
+                return error.exit_code
+        return 0
+
+    def _build(self) -> None:
+        config, loop = self._config, asyncio.get_running_loop()
+        self._lost: asyncio.Future[None] = loop.create_future()
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._description: Description | None = None
+        name = config.model.served_model_name or config.model.model
+        metrics = Metrics(name)
+        self._reloads = Reloads(self._send_reload, metrics.reloaded)
+        self._client = EngineClient(
+            self._run_dir,
+            metrics,
+            on_starting=self._on_starting,
+            on_reload_status=self._reloads.take,
+            on_lost=self._on_lost,
+        )
+        self._ranks = Ranks(self._run_dir, config.parallel.tensor_parallel_size, self._on_lost, self._rank_command)
+        self._scheduler = Scheduler(self._client)
+        self._grpc = GrpcServer(self._scheduler)
+        self._control = ControlServer(config.control)
+        self._app = ControlApp(
+            self._client,
+            self._reloads,
+            metrics,
+            self._server_info,
+            allow_reload=config.reload.allow_reload_forward,
+        )
+        self._services: list[asyncio.Task[None]] = []
+
+    async def _listen(self, closing: AsyncExitStack) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop_signal)
+        self._status.watch(self._on_parent_gone)
+        closing.callback(self._client.close)
+        self._client.bind()
+        self._services.append(asyncio.create_task(self._client.receive()))
+        closing.callback(self._services[0].cancel)
+        self._control_url = self._control.bind()
+        self._services.append(self._control.start(self._app.build()))
+        closing.push_async_callback(self._control.stop)
+        self._grpc_port = await self._grpc.start()
+        closing.push_async_callback(self._grpc.stop, LAST_WORDS)
+        where = f"gRPC on 127.0.0.1:{self._grpc_port}, control on {self._control_url}"
+        self._on_starting(Starting(phase="listen", detail=where))
+
+    async def _until_ready(self) -> bool:
+        """True once the engine is ready, False when a stop came first."""
+        await self._first(self._client.info, asyncio.create_task(self._stop.wait()))
+        if self._stop.is_set():
+            return False
+        info: EngineInfo = self._client.info.result()
+        self._description = Description(self._config, info, self._control_url)
+        self._scheduler.open(self._description, self._config.model.seed)
+        await self._grpc.set_serving(True)
+        self._status.send(
+            "ready",
+            grpc_port=self._grpc_port,
+            control_url=self._control_url,
+            info=msgspec.to_builtins(info),
+        )
+        log.info("ready: %s, %d KV blocks of %d tokens", info.model_path, info.num_blocks, info.block_size)
+        return True
+
+    async def _drain(self) -> None:
+        """Let open requests and calls finish, then ask the ranks to leave."""
+        await self._grpc.set_serving(False)
+        self._client.refuse(EngineUnavailable("the server is stopping; send the request to another one"))
+        timeout = 0.0 if self._hurry.is_set() else self._config.serve.drain_timeout
+        log.info("stopping: %d request(s) get up to %g s to finish", len(self._client.journal), timeout)
+        await self._first(
+            asyncio.create_task(self._client.quiet()),
+            asyncio.create_task(self._hurry.wait()),
+            timeout=timeout,
+        )
+        self._ranks.expect_exit()
+        self._client.fail(EngineUnavailable("the server stopped before this request was finished"))
+        self._client.stop()
+        await self._ranks.join(0 if self._hurry.is_set() else RANKS_EXIT_TIMEOUT)
+
+    async def _fail(self, error: TokenSpeedError) -> None:
+        log.error("%s", error)
+        await self._grpc.set_serving(False)
+        reason = error if isinstance(error, EngineUnavailable) else EngineUnavailable(str(error))
+        self._client.fail(reason)
+        self._status.send("failed", message=str(error), exit_code=error.exit_code)
+
+    async def _first(self, *waiters: asyncio.Future[Any], timeout: float | None = None) -> None:
+        """Wait for the first of `waiters` or for `timeout`; the loss of the engine is raised."""
+        await asyncio.wait(
+            [self._lost, *self._services, *waiters], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        for waiter in waiters:
+            if isinstance(waiter, asyncio.Task):
+                waiter.cancel()
+        for ended in (self._lost, *self._services):
+            if ended.done():
+                ended.result()
+
+    # ---- what others tell the front ----
+
+    def _on_starting(self, message: Starting) -> None:
+        log.info("starting: %s %s", message.phase, message.detail)
+        self._status.send("starting", phase=message.phase, detail=message.detail)
+
+    def _on_lost(self, error: EngineLost) -> None:
+        self._ranks.expect_exit()
+        if not self._lost.done():
+            self._lost.set_exception(error)
+
+    def _on_stop_signal(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    def _on_parent_gone(self) -> None:
+        self._hurry.set()
+        self._stop.set()
+
+    async def _send_reload(self, request: ReloadRequest) -> Body:
+        return await self._client.call(
+            Reload,
+            id=request.id,
+            mode=request.mode,
+            modules=request.modules,
+            timeout_s=request.timeout_s,
+            by=request.by,
+        )
+
+    def _server_info(self) -> Body:
+        if self._description is None:
+            return {"state": "starting", "server_args": {"rl.control_url": self._control_url}}
+        return self._description.as_json(self._client.loads, self._reloads.generation)
+
+
+def main(arguments: Sequence[str] | None = None, rank_command: Sequence[str] = RANK_COMMAND) -> int:
+    """Read the arguments and the configuration, and run the front; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tokenspeed.server", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True, help="private directory with config.json")
+    parser.add_argument("--status-fd", type=int, help="pipe that gets one JSON line an event")
+    options = parser.parse_args(arguments)
+    config = msgspec.json.decode((options.run_dir / "config.json").read_bytes(), type=Config)
+    logging.basicConfig(
+        level=config.serve.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    front = Front(config, options.run_dir, StatusPipe(options.status_fd), rank_command)
+    return asyncio.run(front.run())

@@ -1,0 +1,93 @@
+"""The rank processes: the front starts them, notices at once when one ends, and leaves none behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tokenspeed.server.errors import EngineLost
+
+RANK_COMMAND = (sys.executable, "-m", "tokenspeed.rank")
+
+KILL_AFTER = 10.0
+"""Seconds between a polite request to end and SIGKILL."""
+
+FAILED_MESSAGE_GRACE = 0.5
+"""Seconds that a rank's own last message gets to arrive after its exit."""
+
+
+class Ranks:
+    """`size` processes. `on_lost` is called once for each that ends before `expect_exit`."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        size: int,
+        on_lost: Callable[[EngineLost], None],
+        command: Sequence[str] = RANK_COMMAND,
+    ) -> None:
+        self._run_dir = run_dir
+        self._size = size
+        self._on_lost = on_lost
+        self._command = command
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._exit_expected = False
+
+    async def start(self) -> None:
+        """Start every rank in a process group of its own, so that Ctrl-C reaches only the one who drains.
+
+        A rank is tied to this process: the kernel kills it when the front dies.
+        """
+        lifeline = (sys.executable, "-m", "tokenspeed.gateway.lifeline", str(os.getpid()))
+        for rank in range(self._size):
+            process = await asyncio.create_subprocess_exec(
+                *lifeline,
+                *self._command,
+                "--run-dir",
+                str(self._run_dir),
+                "--rank",
+                str(rank),
+                stdin=asyncio.subprocess.DEVNULL,
+                process_group=0,
+            )
+            self._processes.append(process)
+            self._watchers.append(asyncio.create_task(self._watch(rank, process)))
+
+    def expect_exit(self) -> None:
+        """From here on an exit is not a loss."""
+        self._exit_expected = True
+
+    async def join(self, timeout: float) -> None:
+        """Wait for all to end by themselves, up to `timeout` seconds; then kill them."""
+        self.expect_exit()
+        if self._watchers:
+            await asyncio.wait(self._watchers, timeout=timeout)
+        self._signal(signal.SIGKILL)
+        await asyncio.gather(*self._watchers)
+
+    async def kill(self) -> None:
+        """End all at once."""
+        await self.join(0)
+
+    async def _watch(self, rank: int, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if self._exit_expected:
+            return
+        if code >= 0:
+            # A rank that ends by itself has mostly said why; that message is the better one.
+            await asyncio.sleep(FAILED_MESSAGE_GRACE)
+        if not self._exit_expected:
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            self._on_lost(EngineLost(f"rank {rank} ended with {how}; see its messages above", rank=rank))
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                continue

@@ -1,0 +1,237 @@
+"""The gRPC service that the gateway speaks: `TokenSpeedScheduler` of smg-grpc-proto."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from smg_grpc_proto.generated import common_pb2 as common
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
+
+from tokenspeed.errors import RequestError, TokenSpeedError
+from tokenspeed.runtime.protocol import EngineInfo, FlushCache
+from tokenspeed.server.client import EngineClient
+from tokenspeed.server.errors import EngineUnavailable, UnsupportedCall
+from tokenspeed.server.info import Description
+from tokenspeed.server.journal import Entry
+from tokenspeed.server.requests import Accepted, Intake
+from tokenspeed.server.stops import StopWatcher, TokenizerFile
+from tokenspeed.server.streams import TokenStream, Update
+
+SERVICE_NAME = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+    # A request may be held for minutes; the gateway's pings must not end its connection meanwhile.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class EngineNotReady(EngineUnavailable):
+    """What everything but health answers until the engine is up."""
+
+
+class Scheduler(rpc.TokenSpeedSchedulerServicer):
+    """The servicer. `open` gives it the engine once that is ready."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._numbers = itertools.count(1)
+        self._ready: tuple[Description, Intake, TokenizerFile] | None = None
+
+    def open(self, description: Description, seed: int) -> None:
+        engine: EngineInfo = description.engine
+        self._ready = description, Intake(engine, seed), TokenizerFile(engine.tokenizer_path)
+
+    # ---- generation ----
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            accepted, entry, stream = await self._submit(request)
+        except TokenSpeedError as error:
+            await _refuse(context, error)
+        try:
+            async for response in _responses(accepted, entry, stream):
+                yield response
+        except TokenSpeedError as error:
+            await _refuse(context, error)
+        finally:
+            # Reached as well when the client goes away: the engine must not go on for nobody.
+            self._client.leave(entry.request_id)
+
+    async def _submit(self, request: pb.GenerateRequest) -> tuple[Accepted, Entry, TokenStream]:
+        _, intake, tokenizer_file = self._engine()
+        accepted = intake.accept(request)
+        watcher = None
+        if accepted.stop:
+            tokenizer = await tokenizer_file.load()
+            watcher = StopWatcher(tokenizer, accepted.stop, skip_special_tokens=accepted.skip_special_tokens)
+        engine_id = f"{accepted.request_id}-{next(self._numbers)}"
+        entry = Entry(engine_id, accepted.request_id, accepted.prompt, accepted.sampling)
+        return accepted, entry, self._client.submit(entry, watcher)
+
+    async def Abort(self, request: pb.AbortRequest, _: grpc.aio.ServicerContext) -> pb.AbortResponse:
+        known = self._client.abort(request.request_id)
+        return pb.AbortResponse(success=known, message="" if known else "no such request is running")
+
+    # ---- state ----
+
+    async def HealthCheck(self, _request: pb.HealthCheckRequest, _: grpc.aio.ServicerContext) -> pb.HealthCheckResponse:
+        try:
+            self._client.check_open()
+        except EngineUnavailable as error:
+            return pb.HealthCheckResponse(healthy=False, message=str(error))
+        return pb.HealthCheckResponse(healthy=True)
+
+    async def GetModelInfo(
+        self, _: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetModelInfoResponse:
+        return (await self._description(context)).model_info()
+
+    async def GetServerInfo(
+        self, _: pb.GetServerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetServerInfoResponse:
+        description = await self._description(context)
+        return description.server_info(self._client.loads, len(self._client.journal))
+
+    async def GetLoads(self, _: pb.GetLoadsRequest, context: grpc.aio.ServicerContext) -> pb.GetLoadsResponse:
+        return (await self._description(context)).loads(self._client.loads)
+
+    async def FlushCache(
+        self, _: common.FlushCacheRequest, context: grpc.aio.ServicerContext
+    ) -> common.FlushCacheResponse:
+        try:
+            body = await self._client.call(FlushCache)
+        except EngineUnavailable as error:
+            await _refuse(context, error)
+        return common.FlushCacheResponse(success=bool(body.get("success")), message=str(body.get("message", "")))
+
+    # ---- not there ----
+
+    async def StartProfile(self, _: common.StartProfileRequest, context: grpc.aio.ServicerContext) -> NoReturn:
+        await _refuse(context, UnsupportedCall("this server has no profiler yet"))
+
+    async def StopProfile(self, _: common.StopProfileRequest, context: grpc.aio.ServicerContext) -> NoReturn:
+        await _refuse(context, UnsupportedCall("this server has no profiler yet"))
+
+    async def GetTokenizer(
+        self, _: common.GetTokenizerRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[common.GetTokenizerChunk]:
+        await _refuse(
+            context,
+            UnsupportedCall("this server does not send its tokenizer; read it from tokenizer_path"),
+        )
+        yield
+
+    async def SubscribeKvEvents(
+        self, _: common.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[common.KvEventBatch]:
+        await _refuse(context, UnsupportedCall("this server does not publish KV events yet"))
+        yield
+
+    def _engine(self) -> tuple[Description, Intake, TokenizerFile]:
+        if self._ready is None:
+            raise EngineNotReady("the engine is still starting; try again when it is ready")
+        return self._ready
+
+    async def _description(self, context: grpc.aio.ServicerContext) -> Description:
+        try:
+            return self._engine()[0]
+        except EngineNotReady as error:
+            await _refuse(context, error)
+
+
+class GrpcServer:
+    """The servicer and the standard health service on one loopback port."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._health = health.aio.HealthServicer()
+
+    async def start(self) -> int:
+        """Listen, not serving yet, and return the port."""
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        rpc.add_TokenSpeedSchedulerServicer_to_server(self._scheduler, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        await self.set_serving(False)
+        port: int = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return port
+
+    async def set_serving(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    async def stop(self, grace: float) -> None:
+        """End, after up to `grace` seconds for what still runs."""
+        await self._server.stop(grace)
+
+
+async def _responses(accepted: Accepted, entry: Entry, stream: TokenStream) -> AsyncIterator[pb.GenerateResponse]:
+    """Chunks when the client streams, then the whole. A stop token counts, but is sent only on request."""
+    prompt_tokens, sent = len(accepted.prompt), 0
+    while True:
+        update = await stream.next()
+        if update.finish_reason == "error":
+            raise TokenSpeedError(update.error or "the engine could not go on with this request")
+        new = list(update.token_ids)
+        if update.matched_token is not None and accepted.keep_stop_token:
+            new.append(update.matched_token)
+        sent += update.generated
+        if accepted.stream and new:
+            chunk = pb.GenerateStreamChunk(
+                token_ids=new,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=sent,
+                cached_tokens=entry.cached_tokens,
+            )
+            yield pb.GenerateResponse(request_id=accepted.request_id, chunk=chunk)
+        if update.finish_reason is not None:
+            complete = _complete(accepted, entry, update, sent)
+            yield pb.GenerateResponse(request_id=accepted.request_id, complete=complete)
+            return
+
+
+def _complete(accepted: Accepted, entry: Entry, last: Update, completion_tokens: int) -> pb.GenerateComplete:
+    output_ids = list(entry.tokens)
+    matched: dict[str, Any] = {}
+    if last.matched_token is not None:
+        matched["matched_token_id"] = last.matched_token
+        if accepted.keep_stop_token:
+            output_ids.append(last.matched_token)
+    if last.matched_string is not None:
+        matched["matched_stop_str"] = last.matched_string
+    return pb.GenerateComplete(
+        output_ids=output_ids,
+        finish_reason=last.finish_reason,
+        prompt_tokens=len(accepted.prompt),
+        completion_tokens=completion_tokens,
+        cached_tokens=entry.cached_tokens,
+        **matched,
+    )
+
+
+async def _refuse(context: grpc.aio.ServicerContext, error: TokenSpeedError) -> NoReturn:
+    """End the call with the status that fits, which the gateway turns into an HTTP status."""
+    match error:
+        case UnsupportedCall():
+            code = grpc.StatusCode.UNIMPLEMENTED
+        case RequestError():
+            code = grpc.StatusCode.INVALID_ARGUMENT
+        case EngineUnavailable():
+            code = grpc.StatusCode.UNAVAILABLE
+        case _:
+            code = grpc.StatusCode.INTERNAL
+    await context.abort(code, str(error))
+    raise AssertionError("abort always raises")

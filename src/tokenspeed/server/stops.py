@@ -1,0 +1,67 @@
+"""Stop strings. The ranks see token ids only, so the front watches the text of requests that have some."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenspeed.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class TokenizerFile:
+    """The model's tokenizer, read in a thread when the first request with stop strings comes."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = Path(directory) / "tokenizer.json"
+        self._tokenizer: Tokenizer | None = None
+        self._lock = asyncio.Lock()
+
+    async def load(self) -> Tokenizer:
+        """Read the tokenizer, once.
+
+        Raises:
+            RequestError: when the model has no tokenizer.json.
+        """
+        async with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = await asyncio.to_thread(self._read)
+            return self._tokenizer
+
+    def _read(self) -> Tokenizer:
+        from tokenizers import Tokenizer
+
+        if not self._path.is_file():
+            raise RequestError(f"stop strings need {self._path}, which does not exist; use stop_token_ids instead")
+        return Tokenizer.from_file(str(self._path))
+
+
+class StopWatcher:
+    """Looks for the first of some strings in the text of a growing answer."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], *, skip_special_tokens: bool) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._decoder = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._overlap = max(map(len, stops)) - 1
+        self._tail = ""
+
+    def feed(self, token_id: int) -> str | None:
+        """Take the next token; the stop string that it completes, or None.
+
+        Where one token completes several, the one that starts first in the text wins.
+        """
+        text = self._decoder.step(self._tokenizer, token_id)
+        if not text:
+            return None
+        seen = self._tail + text
+        found = [(seen.find(stop), stop) for stop in self._stops if stop in seen]
+        if found:
+            return min(found, key=lambda match: match[0])[1]
+        self._tail = seen[-self._overlap :] if self._overlap else ""
+        return None

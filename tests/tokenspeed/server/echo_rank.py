@@ -1,0 +1,236 @@
+"""A rank process that speaks the real protocol without a model: it answers a prompt with its own text tokens.
+
+It is for the logic of the front alone. `echo.json` in the run directory says how it behaves (`Behaviour`),
+and everything that rank 0 receives is appended to `received.jsonl` there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from tokenspeed.runtime.protocol import (
+    Abort,
+    CallReply,
+    Continue,
+    EngineInfo,
+    Failed,
+    FinishReason,
+    FlushCache,
+    Loads,
+    Outputs,
+    Pause,
+    Ready,
+    Reload,
+    ReloadStatus,
+    RequestOutput,
+    Starting,
+    Stop,
+    Submit,
+    ToEngine,
+    ToFront,
+)
+
+EOS = 257
+VOCAB_SIZE = 260
+BLOCK_SIZE = 16
+
+
+class Behaviour(msgspec.Struct, frozen=True):
+    """What a test wants of the engine. `start` is `ready`, `never`, `failed` or an exit code."""
+
+    start: str = "ready"
+    step_seconds: float = 0.0
+    reload_seconds: float = 0.0
+    max_model_len: int = 512
+    num_blocks: int = 1000
+    tokenizer_path: str = ""
+    default_sampling: dict[str, float] = {}
+
+
+@dataclass
+class Request:
+    submit: Submit
+    produced: int = 0
+
+    def next_token(self) -> int:
+        text = [token for token in self.submit.prompt if token < 256] or [65]
+        if self.produced >= len(text) and not self.submit.sampling.ignore_eos:
+            return EOS
+        return text[self.produced % len(text)]
+
+
+class EchoEngine:
+    def __init__(self, run_dir: Path, behaviour: Behaviour) -> None:
+        self.run_dir = run_dir
+        self.behaviour = behaviour
+        self.running: dict[str, Request] = {}
+        self.paused = False
+        self.pause_reply: int | None = None
+        self.generation = 1
+        self.received = (run_dir / "received.jsonl").open("ab", buffering=0)
+        context = zmq.Context()
+        self.source = context.socket(zmq.PULL)
+        self.source.connect(f"ipc://{run_dir}/to_rank0")
+        self.sink = context.socket(zmq.PUSH)
+        self.sink.connect(f"ipc://{run_dir}/from_rank0")
+        self.decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+
+    def send(self, message: ToFront) -> None:
+        self.sink.send(msgspec.msgpack.encode(message))
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            model_path=self.behaviour.tokenizer_path,
+            tokenizer_path=self.behaviour.tokenizer_path,
+            model_type="llama",
+            architectures=("LlamaForCausalLM",),
+            vocab_size=VOCAB_SIZE,
+            max_model_len=self.behaviour.max_model_len,
+            eos_token_ids=(EOS,),
+            bos_token_id=256,
+            dtype="float32",
+            device="cpu",
+            tensor_parallel_size=1,
+            block_size=BLOCK_SIZE,
+            num_blocks=self.behaviour.num_blocks,
+            default_sampling=self.behaviour.default_sampling,
+        )
+
+    def run(self) -> None:
+        self.send(Starting(phase="load", detail="weights"))
+        if self.behaviour.start == "failed":
+            self.send(Failed(rank=0, message="the weights are damaged; download them again", exit_code=3))
+            raise SystemExit(3)
+        if self.behaviour.start != "never":
+            self.send(Ready(info=self.info()))
+        while True:
+            idle = None if self.paused or not self.running else 0
+            while self.source.poll(idle):
+                frame = self.source.recv()
+                message = self.decoder.decode(frame)
+                self.received.write(msgspec.json.encode(message) + b"\n")
+                if isinstance(message, Stop):
+                    (self.run_dir / "rank0.left").touch()
+                    return
+                self.take(message)
+                idle = 0
+            if not self.paused:
+                self.step()
+
+    def take(self, message: ToEngine) -> None:
+        match message:
+            case Submit():
+                self.running[message.request_id] = Request(message)
+            case Abort():
+                self.end([message.request_id])
+            case Pause():
+                if message.mode == "keep":
+                    refused = {"success": False, "code": "bad_request", "message": "no keep"}
+                    self.send(CallReply(call=message.call, body=refused))
+                    return
+                self.end(list(self.running))
+                self.paused = True
+                self.send(CallReply(call=message.call, body={"success": True, "message": "paused"}))
+            case Continue():
+                self.paused = False
+                self.send(CallReply(call=message.call, body={"success": True, "message": "goes on"}))
+            case FlushCache():
+                self.send(CallReply(call=message.call, body={"success": True, "message": "flushed"}))
+            case Reload():
+                self.reload(message)
+
+    def step(self) -> None:
+        if not self.running:
+            return
+        time.sleep(self.behaviour.step_seconds)
+        outputs = [self.advance(request) for request in self.running.values()]
+        for output in outputs:
+            if output.finish_reason is not None:
+                del self.running[output.request_id]
+        self.send(Outputs(outputs=outputs, loads=self.loads()))
+
+    def advance(self, request: Request) -> RequestOutput:
+        token, sampling = request.next_token(), request.submit.sampling
+        request.produced += 1
+        stops = sampling.stop_token_ids if sampling.ignore_eos else (*sampling.stop_token_ids, EOS)
+        finish: FinishReason | None = "length" if request.produced >= sampling.max_new_tokens else None
+        if token in stops and request.produced > sampling.min_new_tokens:
+            return RequestOutput(
+                request_id=request.submit.request_id, token_ids=[], finish_reason="stop", matched_stop=token
+            )
+        return RequestOutput(
+            request_id=request.submit.request_id, token_ids=[token], finish_reason=finish, cached_tokens=2
+        )
+
+    def end(self, request_ids: list[str]) -> None:
+        known = [name for name in request_ids if self.running.pop(name, None) is not None]
+        outputs = [RequestOutput(request_id=name, token_ids=[], finish_reason="abort") for name in known]
+        if outputs:
+            self.send(Outputs(outputs=outputs, loads=self.loads()))
+
+    def loads(self) -> Loads:
+        return Loads(
+            running=len(self.running),
+            used_blocks=len(self.running),
+            cached_blocks=1,
+            total_blocks=self.behaviour.num_blocks,
+            prefix_queried_tokens=10,
+            prefix_hit_tokens=4,
+            paused=self.paused,
+        )
+
+    def reload(self, message: Reload) -> None:
+        def status(state: str) -> None:
+            self.send(ReloadStatus(state=state, generation=self.generation, id=message.id, by=message.by))
+
+        status("reading")
+        time.sleep(self.behaviour.reload_seconds)
+        if message.modules and "no.such" in message.modules:
+            error = "no module no.such"
+            body = {
+                "success": False,
+                "id": message.id,
+                "code": "bad_request",
+                "phase": "queue",
+                "error": error,
+            }
+        else:
+            status("patching")
+            self.generation += 1
+            body = {
+                "success": True,
+                "id": message.id,
+                "generation": self.generation,
+                "message": "reloaded",
+                "seconds": {"drain": 0.0, "read": 0.01, "total": 0.02},
+            }
+        status("idle")
+        self.send(CallReply(call=message.call, body=body))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    options = parser.parse_args()
+    behaviour = msgspec.json.decode((options.run_dir / "echo.json").read_bytes(), type=Behaviour)
+    (options.run_dir / f"rank{options.rank}.pid").write_text(str(os.getpid()))
+    if behaviour.start.isdigit():
+        sys.exit(int(behaviour.start))
+    if options.rank == 0:
+        EchoEngine(options.run_dir, behaviour).run()
+    else:
+        while not (options.run_dir / "rank0.left").exists():
+            time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()

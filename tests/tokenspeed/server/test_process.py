@@ -1,0 +1,211 @@
+"""The front as a process: how it starts, drains, fails and ends, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import msgspec
+import psutil
+import pytest
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
+
+from tokenspeed.runtime.config import (
+    Config,
+    ControlOptions,
+    ModelOptions,
+    ParallelOptions,
+    ReloadOptions,
+    ServeOptions,
+)
+
+Start = Callable[..., Any]
+MODEL = ModelOptions(model="echo")
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def ready_with_two_ranks(start_front: Start, eventually: Callable[..., Any], **behaviour: Any) -> Any:
+    front = start_front(Config(model=MODEL, parallel=ParallelOptions(tensor_parallel_size=2)), **behaviour)
+    front.until_ready()
+    eventually(lambda: (front.run_dir / "rank1.pid").exists() and (front.run_dir / "rank1.pid").read_text())
+    return front
+
+
+def test_it_reports_its_start_and_ends_in_order(start_front: Start, eventually: Callable[..., Any]) -> None:
+    front = ready_with_two_ranks(start_front, eventually)
+    kinds = [event["event"] for event in front.events]
+    assert kinds == ["starting", "starting", "ready"]
+    assert front.events[1] == {"event": "starting", "phase": "load", "detail": "weights"}
+    assert front.events[-1]["info"]["vocab_size"] == 260
+    pids = [front.rank_pid(rank) for rank in (0, 1)]
+    assert front.stop() == 0
+    assert all(gone(pid) for pid in pids)
+    assert len(front.received("Stop")) == 1
+
+
+async def test_a_stop_lets_running_requests_finish_and_admits_no_more(
+    start_front: Start, generate_request: Callable[..., Any]
+) -> None:
+    front = start_front(Config(model=MODEL), step_seconds=0.01).until_ready()
+    async with front.channel() as channel:
+        scheduler = rpc.TokenSpeedSchedulerStub(channel)
+        request = generate_request("hello", stream=True, ignore_eos=True, max_new_tokens=60)
+        running = aiter(scheduler.Generate(request))
+        await anext(running)
+        front.process.send_signal(signal.SIGTERM)
+        with pytest.raises(grpc.aio.AioRpcError, match="stopping") as caught:
+            while True:
+                async for _ in scheduler.Generate(generate_request("a")):
+                    pass
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        responses = [response async for response in running]
+        assert len(responses[-1].complete.output_ids) == 60
+    assert await asyncio.to_thread(front.process.wait, 30) == 0
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_drain_ends_at_its_timeout_or_at_a_second_signal(
+    start_front: Start, generate_request: Callable[..., Any], again: bool
+) -> None:
+    timeout = 600.0 if again else 0.1
+    front = start_front(Config(model=MODEL, serve=ServeOptions(drain_timeout=timeout)), step_seconds=0.5)
+    front.until_ready()
+    async with front.channel() as channel:
+        request = generate_request("hello", stream=True, ignore_eos=True)
+        call = aiter(rpc.TokenSpeedSchedulerStub(channel).Generate(request))
+        await anext(call)
+        front.process.send_signal(signal.SIGINT)
+        if again:
+            async with httpx.AsyncClient(base_url=front.control_url) as control:
+                while (await control.get("/health")).status_code == 200:
+                    pass
+            front.process.send_signal(signal.SIGINT)
+        with pytest.raises(grpc.aio.AioRpcError, match="stopped before") as caught:
+            async for _ in call:
+                pass
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert await asyncio.to_thread(front.process.wait, 30) == 0
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_killed_rank_ends_everything_with_a_sentence(
+    start_front: Start, eventually: Callable[..., Any], generate_request: Callable[..., Any], victim: int
+) -> None:
+    front = ready_with_two_ranks(start_front, eventually, step_seconds=0.01)
+    pids = [front.rank_pid(rank) for rank in (0, 1)]
+    async with front.channel() as channel:
+        request = generate_request("hello", stream=True, ignore_eos=True)
+        call = aiter(rpc.TokenSpeedSchedulerStub(channel).Generate(request))
+        await anext(call)
+        os.kill(pids[victim], signal.SIGKILL)
+        sentence = f"rank {victim} ended with signal SIGKILL; see its messages above"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, sentence)
+    assert front.wait_for("failed") == {"event": "failed", "message": sentence, "exit_code": 1}
+    assert await asyncio.to_thread(front.process.wait, 30) == 1
+    assert all(gone(pid) for pid in pids)
+
+
+async def test_a_reload_whose_rank_dies_gets_its_reply(start_front: Start) -> None:
+    config = Config(model=MODEL, reload=ReloadOptions(allow_reload_forward=True))
+    front = start_front(config, reload_seconds=600.0).until_ready()
+    async with httpx.AsyncClient(base_url=front.control_url, timeout=30) as control:
+        call = asyncio.create_task(control.post("/reload_forward", json={"id": "a"}))
+        while (await control.get("/reload_status")).json()["state"] != "reading":
+            pass
+        os.kill(front.rank_pid(0), signal.SIGKILL)
+        reply = await call
+    body = reply.json()
+    assert (reply.status_code, body["code"], body["phase"], body["rank"]) == (400, "failed", "read", 0)
+    assert body["id"] == "a"
+    assert "SIGKILL" in body["error"]
+
+
+@pytest.mark.parametrize(
+    ("start", "message", "code"),
+    [
+        ("failed", "the weights are damaged; download them again", 3),
+        ("7", "rank 0 ended with exit code 7; see its messages above", 1),
+        ("0", "rank 0 ended with exit code 0; see its messages above", 1),
+    ],
+)
+def test_a_rank_that_cannot_start_ends_the_front_with_its_sentence(
+    start_front: Start, start: str, message: str, code: int
+) -> None:
+    front = start_front(Config(model=MODEL), start=start)
+    assert front.wait_for("failed") == {"event": "failed", "message": message, "exit_code": code}
+    assert front.process.wait(30) == code
+    assert message in front.log()
+
+
+def test_a_stop_during_the_start_is_obeyed(start_front: Start) -> None:
+    front = start_front(Config(model=MODEL), start="never").until_listening()
+    assert front.wait_for("starting")["phase"] == "load"
+    pid = front.rank_pid(0)
+    assert front.stop() == 0
+    assert gone(pid)
+
+
+def test_no_rank_outlives_a_killed_front(start_front: Start, eventually: Callable[..., Any]) -> None:
+    front = ready_with_two_ranks(start_front, eventually)
+    pids = [front.rank_pid(rank) for rank in (0, 1)]
+    front.process.kill()
+    front.process.wait()
+    assert eventually(lambda: all(gone(pid) for pid in pids))
+
+
+def test_the_front_ends_when_its_parent_dies(start_front: Start, eventually: Callable[..., Any]) -> None:
+    front = ready_with_two_ranks(start_front, eventually)
+    pids = [front.rank_pid(rank) for rank in (0, 1)]
+    front.status.close()
+    assert front.process.wait(30) == 0
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_control_port_in_use_is_one_sentence(start_front: Start) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        front = start_front(Config(model=MODEL, control=ControlOptions(rl_control_port=port)))
+        failed = front.wait_for("failed")
+    assert f"127.0.0.1:{port} cannot be used" in failed["message"]
+    assert "--rl-control-port" in failed["message"]
+    assert front.process.wait(30) == failed["exit_code"] == 4
+    assert not (front.run_dir / "rank0.pid").exists()
+
+
+def test_a_run_directory_too_long_for_a_socket_is_one_sentence(tmp_path: Path) -> None:
+    run_dir = tmp_path / ("d" * 120)
+    run_dir.mkdir()
+    (run_dir / "config.json").write_bytes(msgspec.json.encode(Config(model=MODEL)))
+    result = subprocess.run(
+        [sys.executable, "-m", "tokenspeed.server", "--run-dir", str(run_dir), "--status-fd", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    (line,) = result.stdout.splitlines()
+    assert json.loads(line)["event"] == "failed"
+    assert "TMPDIR" in json.loads(line)["message"]
+    assert result.returncode == 4
+
+
+def test_the_front_never_imports_torch() -> None:
+    code = "import sys, tokenspeed.server.process; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

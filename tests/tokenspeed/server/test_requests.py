@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf import struct_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+
+from tokenspeed.errors import RequestError
+from tokenspeed.runtime.protocol import EngineInfo
+from tokenspeed.server.requests import Accepted, Intake
+
+
+def info(**changes: Any) -> EngineInfo:
+    fields: dict[str, Any] = {
+        "model_path": "m",
+        "tokenizer_path": "m",
+        "model_type": "llama",
+        "architectures": ("LlamaForCausalLM",),
+        "vocab_size": 100,
+        "max_model_len": 32,
+        "eos_token_ids": (2,),
+        "dtype": "float32",
+        "device": "cpu",
+        "tensor_parallel_size": 1,
+        "block_size": 4,
+        "num_blocks": 64,
+    }
+    return EngineInfo(**(fields | changes))
+
+
+def request(prompt: list[int] | None = None, **params: Any) -> pb.GenerateRequest:
+    ids = [1, 2, 3] if prompt is None else prompt
+    return pb.GenerateRequest(
+        request_id="r",
+        tokenized=pb.TokenizedInput(input_ids=ids),
+        sampling_params=pb.SamplingParams(**params),
+    )
+
+
+def accept(sent: pb.GenerateRequest, engine: EngineInfo | None = None) -> Accepted:
+    return Intake(engine or info(), seed=0).accept(sent)
+
+
+def test_what_is_left_open_gets_openai_s_defaults_and_all_the_room() -> None:
+    sampling = accept(request()).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    assert sampling.max_new_tokens == 29
+
+
+def test_the_model_s_own_defaults_come_before_openai_s_and_after_the_request() -> None:
+    engine = info(default_sampling={"temperature": 0.6, "top_k": 20})
+    assert accept(request(), engine).sampling.temperature == 0.6
+    assert accept(request(), engine).sampling.top_k == 20
+    assert accept(request(temperature=0.0), engine).sampling.temperature == 0
+
+
+def test_what_is_given_arrives() -> None:
+    sent = request(
+        temperature=0.5,
+        top_p=0.25,
+        top_k=7,
+        max_new_tokens=5,
+        min_new_tokens=2,
+        stop=["a", "b", "a"],
+        stop_token_ids=[9, 9, 4],
+        ignore_eos=True,
+        no_stop_trim=True,
+        sampling_seed=11,
+    )
+    accepted = accept(sent)
+    sampling = accepted.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.25, 7, 11)
+    assert (sampling.max_new_tokens, sampling.min_new_tokens) == (5, 2)
+    assert (sampling.stop_token_ids, sampling.ignore_eos) == ((9, 4), True)
+    assert (accepted.stop, accepted.keep_stop_token) == (("a", "b"), True)
+
+
+def test_more_new_tokens_than_fit_are_cut_to_the_context_or_the_cache() -> None:
+    assert accept(request(max_new_tokens=1000, min_new_tokens=900)).sampling.max_new_tokens == 29
+    assert accept(request(max_new_tokens=1000), info(num_blocks=4)).sampling.max_new_tokens == 13
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert accept(request(temperature=1e-9)).sampling.temperature == 0
+
+
+def test_seeds_are_signed_64_bits_and_drawn_alike_by_every_server_with_the_same_seed() -> None:
+    assert accept(request(sampling_seed=2**64 - 1)).sampling.seed == -1
+    assert accept(request(sampling_seed=0)).sampling.seed == 0
+    one, other = Intake(info(), seed=3), Intake(info(), seed=3)
+    drawn = [one.accept(request()).sampling.seed for _ in range(4)]
+    assert drawn == [other.accept(request()).sampling.seed for _ in range(4)]
+    assert len(set(drawn)) == 4
+
+
+def test_a_request_without_id_gets_one() -> None:
+    sent = request()
+    sent.request_id = ""
+    assert accept(sent).request_id
+
+
+@pytest.mark.parametrize(
+    "defaults",
+    [
+        {"n": 1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+        {"n": 0, "top_k": -1},
+    ],
+)
+def test_defaults_of_what_is_not_there_pass(defaults: dict[str, Any]) -> None:
+    sent = request(**defaults)
+    sent.logprob_start_len = -1
+    accept(sent)
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"prompt": []}, "prompt is empty"),
+        ({"prompt": [1, 100]}, "token id 100"),
+        ({"prompt": [1] * 32}, "maximum context length is 32"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be 1"),
+        ({"min_new_tokens": 6, "max_new_tokens": 5}, "above max_new_tokens"),
+        ({"min_new_tokens": 30}, "above max_new_tokens 29"),
+        ({"temperature": -0.1}, "temperature must be 0"),
+        ({"temperature": float("nan")}, "temperature must be 0"),
+        ({"temperature": float("inf")}, "temperature must be 0"),
+        ({"top_p": 0.0}, "top_p must be"),
+        ({"top_p": 1.5}, "top_p must be"),
+        ({"top_p": float("nan")}, "top_p must be"),
+        ({"top_k": -2}, "top_k must be"),
+        ({"stop_token_ids": [100]}, "stop_token_ids has the token id 100"),
+        ({"stop": ["a", ""]}, "must not be empty"),
+        ({"n": 2}, "n above 1"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"frequency_penalty": 0.1}, "frequency_penalty"),
+        ({"presence_penalty": -0.1}, "presence_penalty"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"logit_bias": {"1": 2.0}}, "logit_bias"),
+        ({"regex": "a"}, "structured output"),
+        ({"json_schema": "{}"}, "structured output"),
+        (
+            {"custom_params": struct_pb2.Struct(fields={"a": struct_pb2.Value(bool_value=True)})},
+            "custom_params",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_sentence(params: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError, match=says) as caught:
+        accept(request(**params))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_larger_than_the_cache_is_refused_with_the_flag_to_raise() -> None:
+    with pytest.raises(RequestError, match="--max-total-tokens"):
+        accept(request([1] * 20), info(num_blocks=4))
+
+
+def test_fields_beside_the_sampling_that_are_not_there_are_refused() -> None:
+    logprobs, room, rank = request(), request(), request()
+    logprobs.return_logprob = True
+    room.kv_bootstrap_info.bootstrap_room = 1
+    rank.data_parallel_rank = 1
+    for sent in (logprobs, room, rank):
+        with pytest.raises(RequestError, match="does not support"):
+            accept(sent)
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_of_the_wire_break_it(data: bytes) -> None:
+    sent = pb.GenerateRequest()
+    try:
+        sent.ParseFromString(data)
+    except Exception:  # not a request at all: gRPC refuses it
+        return
+    try:
+        accepted = accept(sent)
+    except RequestError:
+        return
+    assert len(accepted.prompt) + accepted.sampling.max_new_tokens <= 32

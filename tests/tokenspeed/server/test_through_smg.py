@@ -1,0 +1,158 @@
+"""The front behind the real gateway, with echo ranks: what a client of the OpenAI API sees of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tokenspeed.runtime.config import Config, ModelOptions, ReloadOptions
+
+CONFIG = Config(model=ModelOptions(model="echo"), reload=ReloadOptions(allow_reload_forward=True))
+SMG = Path(sys.executable).with_name("smg")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def front(start_shared_front: Callable[..., Any]) -> Any:
+    return start_shared_front(CONFIG, step_seconds=0.002).until_ready()
+
+
+@pytest.fixture(scope="module")
+def url(front: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The gateway's address."""
+    smg = str(SMG) if SMG.exists() else shutil.which("smg")
+    assert smg is not None
+    port = free_port()
+    flags = "--backend tokenspeed --enable-rl --disable-retries --disable-circuit-breaker --host 127.0.0.1 "
+    flags += f"--port {port} --prometheus-port {free_port()} --worker-urls grpc://127.0.0.1:{front.grpc_port}"
+    command = [smg, "launch", *flags.split(), "--log-level", "warn"]
+    log = tmp_path_factory.mktemp("smg") / "smg.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        while not serves(address):
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        yield address
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def serves(address: str) -> bool:
+    try:
+        return bool(httpx.get(f"{address}/v1/models").json().get("data"))
+    except (httpx.HTTPError, ValueError):
+        return False
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def chat(client: openai.OpenAI, text: str, **options: Any) -> Any:
+    return client.chat.completions.create(model="echo", messages=[{"role": "user", "content": text}], **options)
+
+
+def test_chat_and_its_usage(client: openai.OpenAI) -> None:
+    answer = chat(client, "hello world")
+    assert answer.choices[0].message.content == "hello world"
+    assert answer.choices[0].finish_reason == "stop"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (14, 12)
+
+
+def test_streamed_completions_add_up(client: openai.OpenAI) -> None:
+    chunks = list(client.completions.create(model="echo", prompt="hello", max_tokens=4, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "hell"
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_nothing_after_a_stop_string_leaks(client: openai.OpenAI, stream: bool) -> None:
+    options: dict[str, Any] = {"stop": ["wor"], "stream": stream}
+    if stream:
+        *chunks, usage = chat(client, "hello world", stream_options={"include_usage": True}, **options)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        finish, tokens = chunks[-1].choices[0].finish_reason, usage.usage.completion_tokens
+    else:
+        answer = chat(client, "hello world", **options)
+        text, finish = answer.choices[0].message.content, answer.choices[0].finish_reason
+        tokens = answer.usage.completion_tokens
+    assert (text, finish, tokens) == ("hello ", "stop", 9)
+
+
+def test_a_client_that_goes_away_ends_the_engine_s_request(
+    client: openai.OpenAI, front: Any, eventually: Callable[..., Any]
+) -> None:
+    before = len(front.received("Abort"))
+    stream = chat(client, "hello", stream=True, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()
+    assert eventually(lambda: len(front.received("Abort")) > before)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"frequency_penalty": 0.5}, "does not support frequency_penalty"),
+        ({"logprobs": True}, "does not support logprobs"),
+        ({"n": 2}, "does not support n above 1"),
+        ({"extra_body": {"stop_token_ids": [5000]}}, "stop_token_ids has the token id 5000"),
+        ({"response_format": {"type": "json_object"}}, "does not support structured output"),
+    ],
+)
+def test_what_cannot_be_served_is_a_400_with_the_sentence(
+    client: openai.OpenAI, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=says):
+        chat(client, "hello", **options)
+
+
+@pytest.mark.parametrize("prompt", ["", "x" * 600])
+def test_empty_and_over_long_prompts_are_a_400(client: openai.OpenAI, prompt: str) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="echo", prompt=prompt)
+
+
+def test_reloads_fan_out_to_the_control_app(url: str) -> None:
+    path = f"{url}/v1/rl/engine/reload_forward?selector=engine=tokenspeed"
+    headers = {"Content-Type": "application/json"}
+    good = httpx.post(path, content=b'{"mode": "wait", "id": "a", "timeout_s": 600}', headers=headers)
+    (envelope,) = good.json()["results"].values()
+    assert (good.status_code, envelope["status"], envelope["body"]["generation"]) == (200, 200, 2)
+
+    bad = httpx.post(path, content=b'{"mode": "wait"}')
+    (envelope,) = bad.json()["results"].values()
+    assert (bad.status_code, envelope["status"], envelope["body"]["code"]) == (207, 400, "bad_request")
+
+    status = httpx.get(f"{url}/v1/rl/engine/reload_status?selector=engine=tokenspeed")
+    (envelope,) = status.json()["results"].values()
+    assert envelope["body"]["state"] == "idle"
+
+
+def test_the_gateway_flushes_the_cache(url: str, front: Any) -> None:
+    before = len(front.received("FlushCache"))
+    assert httpx.post(f"{url}/flush_cache").status_code == 200
+    assert len(front.received("FlushCache")) == before + 1
