@@ -14,9 +14,7 @@ from typing import Any, Protocol
 class Recorder(Protocol):
     """What watches launches while it is installed with `recording`."""
 
-    def launch(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def launch(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the launch, keep it as one node called `name`, and return its result."""
 
 

@@ -1,0 +1,1 @@
+"""Building blocks of models: each stores sizes and weights when built, and chooses its kernels in `plan`."""

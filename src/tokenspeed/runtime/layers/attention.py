@@ -1,0 +1,62 @@
+"""Attention over the paged KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenspeed.runtime.layers.base import Layer
+from tokenspeed.runtime.layers.context import ForwardContext
+from tokenspeed_kernel.ops.attention import (
+    decode_attention,
+    extend_attention,
+    plan_decode_attention,
+    plan_extend_attention,
+)
+from tokenspeed_kernel.ops.kvcache import plan_write_kv, write_kv
+
+
+class PagedAttention(Layer):
+    """Causal attention of one model layer; `index` says which of the step's KV pools is its own."""
+
+    def __init__(self, index: int, scale: float) -> None:
+        super().__init__()
+        self.index = index
+        self.scale = scale
+
+    def plan(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.write_kernel = plan_write_kv(device, dtype)
+        self.decode_kernel = plan_decode_attention(device, dtype)
+        self.extend_kernel = plan_extend_attention(device, dtype)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, ctx: ForwardContext) -> Tensor:
+        """Write the step's keys and values to the cache, then attend.
+
+        Args:
+            query: [tokens, local_heads, head_dim].
+            key: [tokens, local_kv_heads, head_dim].
+            value: like `key`.
+            ctx: the step.
+
+        Returns:
+            [tokens, local_heads * head_dim].
+        """
+        keys, values = ctx.kv[self.index]
+        write_kv(key, value, keys, values, ctx.slot_mapping, kernel=self.write_kernel)
+        if ctx.max_query_len == 1:
+            out = decode_attention(
+                query, keys, values, ctx.block_tables, ctx.seq_lens, self.scale, kernel=self.decode_kernel
+            )
+        else:
+            out = extend_attention(
+                query,
+                keys,
+                values,
+                ctx.block_tables,
+                ctx.seq_lens,
+                ctx.query_start,
+                ctx.max_query_len,
+                self.scale,
+                kernel=self.extend_kernel,
+            )
+        return out.flatten(1)

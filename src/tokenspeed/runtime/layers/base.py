@@ -1,0 +1,64 @@
+"""What every layer is: storage with a plan, and slots that tell what of a checkpoint it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tokenspeed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class WeightSlot:
+    """One checkpoint tensor, or this rank's part of it, and its place in a parameter."""
+
+    source: str
+    """Name of the checkpoint's module; "" for the layer's own name. A merged layer has several sources."""
+    parameter: str
+    shape: tuple[int, ...]
+    """Of the whole tensor in the checkpoint."""
+    dim: int = 0
+    start: int = 0
+    """First index of this rank's part along `dim`."""
+    length: int | None = None
+    """Indices of this rank's part; None is all."""
+    offset: int = 0
+    """Where the part begins in the parameter along `dim`."""
+
+
+class Layer(nn.Module):
+    """A module that holds weights or kernels. Building it only stores; the weights start on meta."""
+
+    def plan(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Choose kernels and build tables for `device` and `dtype`; may run again."""
+
+    def slots(self) -> Iterator[WeightSlot]:
+        """The checkpoint tensors that fill this layer's parameters; by default each fills one whole."""
+        for name, parameter in self.named_parameters(recurse=False):
+            yield WeightSlot("", name, tuple(parameter.shape))
+
+    def load(self, slot: WeightSlot, tensor: Tensor) -> None:
+        """Copy this rank's part of a checkpoint tensor of `slot.shape` to its place, converting the type."""
+        length = tensor.shape[slot.dim] if slot.length is None else slot.length
+        place = self.get_parameter(slot.parameter).narrow(slot.dim, slot.offset, length)
+        place.copy_(tensor.narrow(slot.dim, slot.start, length))
+
+
+def empty_parameter(*shape: int) -> nn.Parameter:
+    """A parameter that takes no memory yet."""
+    return nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
+
+
+def divide(total: int, parts: int, what: str) -> int:
+    """`total / parts`.
+
+    Raises:
+        ConfigError: it leaves a rest.
+    """
+    if total % parts:
+        sizes = ", ".join(str(size) for size in range(1, total + 1) if total % size == 0 and size <= 64)
+        raise ConfigError(f"--tensor-parallel-size {parts} does not divide {total} {what}; use one of {sizes}")
+    return total // parts

@@ -1,0 +1,1 @@
+"""Model architectures. `registry.build_model` makes the one that a configuration names."""

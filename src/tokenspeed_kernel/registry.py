@@ -1,0 +1,123 @@
+"""Kernels by family and mode: registration, and selection by device and type.
+
+The registry lives outside `tokenspeed_kernel.ops`, so that it outlasts an edit of the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tokenspeed.errors import ConfigError
+from tokenspeed_kernel.launch import launch
+
+if TYPE_CHECKING:
+    import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Snapshot = Mapping[str, tuple["Kernel", Mapping[str, Any]]]
+
+
+class KernelError(ConfigError):
+    """No registered kernel covers what was asked for."""
+
+
+# Not frozen and without slots: a later registration of the name, and a reload, exchange the fields in place,
+# so that who holds a kernel runs the new function.
+@dataclass(eq=False)
+class Kernel:
+    """One registered implementation of an operation; calling it is one launch."""
+
+    name: str
+    function: Callable[..., Any]
+    family: str = ""
+    mode: str = ""
+    solution: str = ""
+    priority: int = 0
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    dtypes: tuple[torch.dtype, ...] | None = None
+    """Types that the kernel takes; None takes every type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return launch(self.name, self.function, *args, **kwargs)
+
+    def covers(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether the kernel runs on `device` with tensors of `dtype`."""
+        return device.type in self.devices and (self.dtypes is None or dtype in self.dtypes)
+
+
+class Registry:
+    """Every kernel by name."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[str, Kernel] = {}
+
+    def register(self, kernel: Kernel) -> None:
+        """Add a kernel; one of the same name takes over its fields and stays the object that others hold."""
+        known = self._kernels.get(kernel.name)
+        if known is None:
+            self._kernels[kernel.name] = kernel
+        else:
+            vars(known).update(vars(kernel))
+
+    def select(self, family: str, mode: str, device: torch.device, dtype: torch.dtype) -> Kernel:
+        """The kernel of highest priority that covers `device` and `dtype`; between equals the first name.
+
+        Raises:
+            KernelError: none does.
+        """
+        kernels = [kernel for kernel in self.kernels(family, mode) if kernel.covers(device, dtype)]
+        if not kernels:
+            known = ", ".join(kernel.name for kernel in self.kernels(family, mode)) or "none is registered"
+            raise KernelError(
+                f"no kernel for {family}.{mode} runs on {device.type} in {dtype} ({known}); "
+                "choose another --dtype or --device"
+            )
+        return min(kernels, key=lambda kernel: (-kernel.priority, kernel.name))
+
+    def kernels(self, family: str | None = None, mode: str | None = None) -> list[Kernel]:
+        """Registered kernels in order of name, of one family and mode if these are given."""
+        return [
+            kernel
+            for _, kernel in sorted(self._kernels.items())
+            if family in (None, kernel.family) and mode in (None, kernel.mode)
+        ]
+
+    def snapshot(self) -> Snapshot:
+        """What is registered now, for `restore`."""
+        return {name: (kernel, dict(vars(kernel))) for name, kernel in self._kernels.items()}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Undo every registration since `snapshot`: new names go, changed kernels get their fields back."""
+        self._kernels = {name: kernel for name, (kernel, _) in snapshot.items()}
+        for kernel, fields in snapshot.values():
+            vars(kernel).update(fields)
+
+
+REGISTRY = Registry()
+"""The registry of this process."""
+
+
+def register_kernel(
+    family: str,
+    mode: str,
+    *,
+    solution: str,
+    priority: int = 0,
+    devices: tuple[str, ...] = ("cpu", "cuda"),
+    dtypes: tuple[torch.dtype, ...] | None = None,
+) -> Callable[[Function], Function]:
+    """Register the decorated function, which stays as it is, under the name `family.mode.solution`."""
+
+    def register(function: Function) -> Function:
+        name = f"{family}.{mode}.{solution}"
+        REGISTRY.register(Kernel(name, function, family, mode, solution, priority, devices, dtypes))
+        return function
+
+    return register
+
+
+def select(family: str, mode: str, device: torch.device, dtype: torch.dtype) -> Kernel:
+    """`Registry.select` on the registry of this process."""
+    return REGISTRY.select(family, mode, device, dtype)
