@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -56,9 +57,7 @@ class BatchBuffers:
         self.input_ids = torch.zeros(tokens, dtype=torch.int64, device=self.device)
         self.positions = torch.zeros(tokens, dtype=torch.int64, device=self.device)
         self.slot_mapping = torch.zeros(tokens, dtype=torch.int64, device=self.device)
-        self.block_tables = torch.zeros(
-            rows, self.limits.max_blocks_per_row, dtype=torch.int32, device=self.device
-        )
+        self.block_tables = torch.zeros(rows, self.limits.max_blocks_per_row, dtype=torch.int32, device=self.device)
         self.seq_lens = torch.zeros(rows, dtype=torch.int32, device=self.device)
         self.query_start = torch.zeros(rows + 1, dtype=torch.int32, device=self.device)
         self.logits_rows = torch.zeros(rows, dtype=torch.int64, device=self.device)
@@ -102,7 +101,7 @@ class BatchBuffers:
         """Write the inputs of start-up's dummy step: every token and every row lives in the scratch block."""
         each = -(-shape.num_tokens // shape.num_rows)
         starts = [min(row * each, shape.num_tokens) for row in range(shape.num_rows + 1)]
-        lengths = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+        lengths = [end - start for start, end in pairwise(starts)]
         positions = [offset for length in lengths for offset in range(length)]
         self._put(self.input_ids, [index % 7 for index in range(shape.num_tokens)])
         self._put(self.positions, positions)

@@ -46,7 +46,7 @@ def test_padding_of_a_decode_step_writes_to_the_scratch_block() -> None:
     made = buffers()
     shape = StepShape(num_tokens=4, num_rows=4, max_query_len=1, width=5)
     # What an earlier, larger step left behind must not show through.
-    made.fill(batch(*(row([5], 6, [3, 3])for _ in range(4))), shape, BLOCK)
+    made.fill(batch(*(row([5], 6, [3, 3]) for _ in range(4))), shape, BLOCK)
     made.fill(batch(row([9], 5, [2, 7])), shape, BLOCK)
     ctx = made.context(shape, [])
     assert made.input_ids[:4].tolist() == [9, 0, 0, 0]

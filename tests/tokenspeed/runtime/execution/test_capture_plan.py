@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,5 +53,5 @@ def test_the_ladder_pads_by_a_third_at_most(largest: int) -> None:
     buckets = prefill_ladder(largest)
     assert list(buckets) == sorted(set(buckets))
     assert (buckets[-1] if buckets else 0) == (largest if largest >= 16 else 0)
-    for smaller, larger in zip(buckets, buckets[1:], strict=False):
+    for smaller, larger in pairwise(buckets):
         assert larger <= 1.5 * smaller

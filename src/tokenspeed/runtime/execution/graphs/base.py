@@ -1,0 +1,59 @@
+"""What a captured step looks like to the rest of the engine, whatever the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tokenspeed.errors import TokenSpeedError
+
+
+class CaptureError(TokenSpeedError):
+    """A step does something that a captured graph cannot repeat."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation of a graph.
+
+    `name` is the launch name of a kernel or collective, or the overload of an ATen op (`aten.add.Tensor`).
+    `function` is the live function object that a launch called; None for ATen ops.
+    """
+
+    name: str
+    function: Callable[..., Any] | None = None
+
+
+class Graph(Protocol):
+    """A captured step. It reads and writes the very tensors that the step read and wrote."""
+
+    label: str
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The operations in execution order."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of operations."""
+
+    def replay(self) -> None:
+        """Run every operation again on the same tensors, with the code of the capture."""
+
+
+class GraphBackend(Protocol):
+    """Captures the graphs of one generation of the forward code.
+
+    A backend object holds what the graphs of a generation share. Make a new one after the code has changed.
+    """
+
+    name: str
+
+    def capture(self, step: Callable[[], None], *, label: str) -> Graph:
+        """Run `step` once and keep its operations.
+
+        `step` takes its inputs from tensors that outlive the graph and writes its results into such tensors
+        in place. Raises CaptureError where the step cannot be repeated; an exception of `step` itself passes
+        through unchanged.
+        """
