@@ -1,0 +1,1 @@
+"""The command line. Its start-up path imports only the standard library."""

@@ -1,0 +1,120 @@
+"""SMG, the gateway: its command line, and how to see that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from tokenspeed.errors import ResourceError
+from tokenspeed.gateway.child import Child
+from tokenspeed.gateway.ports import LOOPBACK, reachable
+from tokenspeed.runtime.config import Config
+
+DAY = 24 * 60 * 60
+CONTROL_TIMEOUT = 2 * 60 * 60
+"""Seconds of one control call: far above the 600 that a reload may wait for its drain before it begins."""
+
+LOG_LEVELS = {"debug": "debug", "info": "warn", "warning": "warn", "error": "error"}
+"""Our level to SMG's, whose `info` is a line for every request."""
+
+SMG_QUIET_TARGETS = ("smg::posture", "smg::routers::grpc::multimodal", "smg::response")
+"""Parts of SMG whose warnings come at every start, or for every mistake of a client."""
+
+ANSI_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def require_smg() -> None:
+    """Refuse early where SMG is not installed.
+
+    Raises:
+        ResourceError: with the command that installs it.
+    """
+    if importlib.util.find_spec("smg") is None:
+        raise ResourceError("the gateway (smg) is not installed; run `pip install smg`")
+
+
+def smg_command(config: Config, host: str, port: int, grpc_port: int, metrics_port: int) -> list[str]:
+    """The command that serves `host:port` in front of the engine at `grpc_port`."""
+    command = [sys.executable, "-m", "smg", "launch"]
+    command += ["--backend", "tokenspeed", "--worker-urls", f"grpc://{LOOPBACK}:{grpc_port}"]
+    command += ["--host", host, "--port", str(port)]
+    command += ["--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics_port)]
+    command += ["--policy", "passthrough"]
+    # A request that the engine aborted must not run a second time.
+    command += ["--disable-retries", "--disable-circuit-breaker"]
+    # While a reload or a pause holds requests, a healthy engine is silent for as long as it takes.
+    command += ["--worker-wedge-secs", str(DAY), "--worker-stale-secs", "0", "--worker-stall-secs", str(DAY)]
+    command += ["--disable-worker-overload-protection", "--request-timeout-secs", str(DAY)]
+    command += ["--worker-startup-check-interval", "1"]
+    # The engine drains before SMG is stopped; SMG keeps taking requests for half of this time.
+    command += ["--shutdown-grace-period-secs", "1"]
+    command += ["--log-level", LOG_LEVELS[config.serve.log_level]]
+    if config.serve.enable_rl or config.reload.allow_reload_forward:
+        command += ["--enable-rl", "--rl-control-timeout-secs", str(CONTROL_TIMEOUT)]
+    if config.serve.api_key is not None:
+        command += ["--api-key", config.serve.api_key]
+    return command
+
+
+def smg_environment(config: Config) -> dict[str, str]:
+    """What SMG gets besides our own environment; a RUST_LOG of the user's own stays."""
+    level = LOG_LEVELS[config.serve.log_level]
+    quiet = ",".join(f"{target}=error" for target in SMG_QUIET_TARGETS)
+    return {"RUST_LOG": os.environ.get("RUST_LOG", f"warn,smg={level},{quiet}")}
+
+
+@asynccontextmanager
+async def started_smg(command: Sequence[str], environment: dict[str, str]) -> AsyncIterator[Child]:
+    """Start SMG and show what it prints on stderr; nothing of it is left afterwards."""
+    child = await Child.start("the gateway (smg)", command, stdout=asyncio.subprocess.PIPE, environment=environment)
+    relay = asyncio.create_task(_relay(child.output))
+    try:
+        yield child
+    finally:
+        await child.kill()
+        await relay
+
+
+async def until_served(host: str, port: int) -> str:
+    """Wait until SMG is ready and knows the engine's model; the name under which it serves it."""
+    while (model := await asyncio.to_thread(_served_model, reachable(host), port)) is None:
+        await asyncio.sleep(0.05)
+    return model
+
+
+def _served_model(host: str, port: int) -> str | None:
+    with suppress(OSError, http.client.HTTPException, ValueError, LookupError):
+        status, _ = _get(host, port, "/readiness")
+        if status == http.client.OK:
+            _, body = _get(host, port, "/v1/models")
+            return str(json.loads(body)["data"][0]["id"])
+    return None
+
+
+def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(host, port, timeout=2)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+async def _relay(output: asyncio.StreamReader) -> None:
+    """Pass SMG's lines on to stderr, without the picture that it draws in Braille at its start."""
+    rest = b""
+    while chunk := await output.read(65536):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace")
+            text = text if sys.stderr.isatty() else ANSI_STYLE.sub("", text)
+            if text.strip() and not any("\u2800" <= character <= "\u28ff" for character in text):
+                print(f"smg: {text}", file=sys.stderr, flush=True)

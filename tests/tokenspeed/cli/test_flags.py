@@ -1,0 +1,100 @@
+"""Flags and configuration are two spellings of the same thing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenspeed.cli.flags import add_flags, config_from
+from tokenspeed.cli.parser import Parser
+from tokenspeed.errors import ConfigError
+from tokenspeed.runtime.config import Config, option_fields
+
+TEXT = st.text("abc/._", min_size=1, max_size=8)
+
+
+def parse(*arguments: str) -> Config:
+    parser = Parser(prog="ts serve", description="")
+    add_flags(parser)
+    return config_from(parser.parse(arguments))
+
+
+def spelling(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    if isinstance(value, tuple):
+        return [f"--{flag}", *map(str, value)]
+    return [f"--{flag}", str(value)]
+
+
+@st.composite
+def settings_of_one_server(draw: st.DrawFn) -> dict[str, Any]:
+    """A value for some of the options, by the type of the option's default or annotation."""
+    values: dict[str, Any] = {"model": draw(TEXT)}
+    for _, option in option_fields():
+        if option.name == "model" or draw(st.booleans()):
+            continue
+        kind = str(option.type)
+        if choices := option.metadata["choices"]:
+            values[option.name] = draw(st.sampled_from(choices))
+        elif kind.startswith("tuple"):
+            values[option.name] = tuple(draw(st.lists(st.integers(1, 8), min_size=1, max_size=4)))
+        elif kind.startswith("bool"):
+            values[option.name] = draw(st.booleans())
+        elif kind.startswith("int"):
+            values[option.name] = draw(st.integers(16, 65535))
+        elif kind.startswith("float"):
+            values[option.name] = draw(st.floats(0, 1e6))
+        else:
+            values[option.name] = draw(TEXT)
+    return values
+
+
+def configured(values: dict[str, Any]) -> Config:
+    config = Config()
+    for group, option in option_fields():
+        if option.name in values:
+            changed = replace(getattr(config, group), **{option.name: values[option.name]})
+            config = replace(config, **{group: changed})
+    return config
+
+
+def test_every_option_has_a_name_of_its_own() -> None:
+    names = [option.name for _, option in option_fields()]
+    assert len(names) == len(set(names))
+
+
+@given(values=settings_of_one_server(), order=st.randoms(use_true_random=False))
+def test_flags_give_the_configuration_that_they_spell(values: dict[str, Any], order: Any) -> None:
+    values |= {"enforce_eager": False, "allow_reload_forward": True}
+    flags = [spelling(name, value) for name, value in values.items()]
+    order.shuffle(flags)
+    assert parse(*(word for flag in flags for word in flag)) == configured(values)
+
+
+def test_absent_flags_are_the_defaults() -> None:
+    assert parse("m") == configured({"model": "m"})
+
+
+def test_the_model_may_stand_anywhere() -> None:
+    assert parse("m", "--port", "1") == parse("--port", "1", "m") == parse("--port", "1", "--model", "m")
+
+
+def test_aliases() -> None:
+    expected = configured({"model": "m", "tensor_parallel_size": 2})
+    assert parse("m", "--tp", "2") == parse("m", "-tp", "2") == parse("m", "--tensor-parallel-size=2") == expected
+
+
+def test_no_abbreviations() -> None:
+    with pytest.raises(ConfigError, match="no flag --tensor"):
+        parse("m", "--tensor", "2")
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        parse("m", "--enforce-eager", "--cpu-graphs")
