@@ -12,8 +12,8 @@ import signal
 import sys
 from pathlib import Path
 
-from tokenspeed.forward import FORWARD_PACKAGES, WATCHED_PACKAGES
-from tokenspeed_reload import Reloader
+from tokenspeed.forward import BUILDS_ONCE, FORWARD_PACKAGES, WATCHED_PACKAGES
+from tokenspeed_reload import RUNS_ONCE, Reloader
 
 
 def main() -> int:
@@ -41,6 +41,7 @@ def install_reloader(run_dir: Path) -> Reloader | None:
         packages=FORWARD_PACKAGES,
         watch=WATCHED_PACKAGES,
         overlay=Path(overlay).resolve() if overlay else None,
+        runs_once=RUNS_ONCE.union(BUILDS_ONCE),
     )
     reloader.install()
     return reloader

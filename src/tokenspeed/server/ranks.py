@@ -43,7 +43,7 @@ class Ranks:
 
         A rank is tied to this process: the kernel kills it when the front dies.
         """
-        lifeline = (sys.executable, "-m", "tokenspeed.gateway.lifeline", str(os.getpid()))
+        lifeline = (sys.executable, "-m", "tokenspeed.lifeline", str(os.getpid()))
         for rank in range(self._size):
             process = await asyncio.create_subprocess_exec(
                 *lifeline,

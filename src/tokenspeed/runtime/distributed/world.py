@@ -25,9 +25,7 @@ def join(rank: int, size: int, run_dir: Path) -> Group:
     # One machine: without this gloo looks up the host's name, which may resolve to nothing.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = torch.distributed.FileStore(str(run_dir / "store"), size)
-    torch.distributed.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
-    )
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
     process_group = torch.distributed.group.WORLD
     assert process_group is not None
     return Group("tp", rank, size, Communicator(process_group, size))

@@ -108,7 +108,8 @@ class ControlQueue:
     def pause(self, call: Pause) -> None:
         """Close admission; `wait` answers when the running requests are done, `abort` ends them first."""
         if call.mode == "keep":
-            self.outbox.reply(call, {"success": False, "message": "mode keep is not served; use wait or abort"})
+            message = "mode keep is not served; use wait or abort"
+            self.outbox.reply(call, {"success": False, "code": "bad_request", "message": message})
             return
         self.paused = True
         self._gate()

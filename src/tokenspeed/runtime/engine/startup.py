@@ -108,7 +108,9 @@ class Startup:
             return resolve(self.config.model, lambda _: None)
         source = resolve(self.config.model, self._say("resolve"))
         if source.tokenizer_dir is None:
-            raise ModelError(f"{source.path} has no tokenizer, which the gateway needs; put the model's tokenizer.json there")
+            raise ModelError(
+                f"{source.path} has no tokenizer, which the gateway needs; put the model's tokenizer.json there"
+            )
         self.channel.broadcast(b"")
         return source
 

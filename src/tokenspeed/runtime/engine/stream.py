@@ -62,6 +62,6 @@ class PeerStream:
     def __init__(self, channel: Channel):
         self.channel = channel
 
-    def receive(self, directives: Sequence[Directive], wait_s: float | None) -> list[StreamMessage]:  # noqa: ARG002
+    def receive(self, directives: Sequence[Directive], wait_s: float | None) -> list[StreamMessage]:
         """See `Stream.receive`."""
         return decoder.decode(self.channel.broadcast(None))

@@ -16,7 +16,7 @@ from tokenspeed.runtime.reload.fault import Fault, describe
 from tokenspeed.runtime.reload.reply import failure, nothing_changed, success
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
-from tokenspeed_reload import ReloadError, Reloader, Report, Sources, Transaction, UnknownModules
+from tokenspeed_reload import Reloader, ReloadError, Report, Sources, Transaction, UnknownModules
 
 VOTE_DEADLINE_S = 300.0
 """Longest that one phase may differ between two ranks."""
@@ -124,9 +124,7 @@ class _Attempt:
         self._phase("patch", "patching", lambda: self._patch(sources))
         self._phase("warm", "warming", lambda: reload.executor.warm(self._progress("warming")))
         number = reload.generation + 1
-        return self._phase(
-            "graphs", "graphs", lambda: reload.executor.capture(number, self._progress("graphs"))
-        )
+        return self._phase("graphs", "graphs", lambda: reload.executor.capture(number, self._progress("graphs")))
 
     def undo(self) -> None:
         """Take back what this rank patched."""

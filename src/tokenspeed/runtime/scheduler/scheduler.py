@@ -283,9 +283,7 @@ class Scheduler:
         request.token_ids.append(token_id)
         if len(request.token_ids) >= request.length_limit:
             return self._finish(request, "length", token_id)
-        return RequestOutput(
-            request_id=request.request_id, token_ids=[token_id], cached_tokens=request.cached_tokens
-        )
+        return RequestOutput(request_id=request.request_id, token_ids=[token_id], cached_tokens=request.cached_tokens)
 
     def _finish(
         self,

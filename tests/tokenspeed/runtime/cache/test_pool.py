@@ -27,10 +27,7 @@ def test_by_default_no_more_is_taken_than_the_requests_can_fill() -> None:
 def test_by_default_a_share_of_the_free_memory_is_the_limit() -> None:
     free = 100 * SHAPE.block_bytes
     assert plan_blocks(SHAPE, None, longest=16, most=1000, free_bytes=free) == int(100 * CPU_SHARE) - 1
-    assert (
-        plan_blocks(SHAPE, None, longest=16, most=1 << 40, free_bytes=1 << 50)
-        == CPU_LIMIT // SHAPE.block_bytes - 1
-    )
+    assert plan_blocks(SHAPE, None, longest=16, most=1 << 40, free_bytes=1 << 50) == CPU_LIMIT // SHAPE.block_bytes - 1
 
 
 def test_more_tokens_than_memory_are_refused() -> None:

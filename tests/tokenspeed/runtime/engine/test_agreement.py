@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tests.engine import InProcessEngine
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, ModelOptions, SchedulerOptions
 from tokenspeed.runtime.loader.source import resolve
+from tokenspeed.runtime.loader.weights import checkpoint_weights
 from tokenspeed.runtime.protocol import SamplingParams
 
 PROMPTS = (
@@ -27,7 +28,7 @@ PROMPTS = (
     "She opened the door and saw",
 )
 TOKENS = 64
-GREEDY = SamplingParams(max_new_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=TOKENS, min_new_tokens=TOKENS, temperature=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +40,15 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers generates from the same file."""
-    from transformers import AutoModelForCausalLM
+    """What transformers' own Llama generates with the same weights."""
+    from transformers import AutoConfig, LlamaForCausalLM
 
-    path = resolve(ModelOptions(model="smollm2"), lambda _: None).path
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    source = resolve(ModelOptions(model="smollm2"), lambda _: None)
+    model = LlamaForCausalLM(AutoConfig.from_pretrained(source.tokenizer_dir)).float().eval()
+    weights = dict(checkpoint_weights(source, "gguf", torch.device("cpu")))
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert set(missing) <= {"lm_head.weight"} and not unexpected  # the head is tied to the embedding
+    model.tie_weights()
     answers = []
     with torch.inference_mode():
         for prompt in prompts:

@@ -26,9 +26,7 @@ def sample(state: int, forbidden: Sequence[int]) -> int:
     return token_id
 
 
-def reference(
-    prompt: list[int], params: SamplingParams, max_len: int
-) -> tuple[list[int], FinishReason, int | None]:
+def reference(prompt: list[int], params: SamplingParams, max_len: int) -> tuple[list[int], FinishReason, int | None]:
     """What a request gives when it runs alone, token by token: new ids, finish reason, matched stop."""
     stops = {*params.stop_token_ids} | (set() if params.ignore_eos else {EOS})
     state = START

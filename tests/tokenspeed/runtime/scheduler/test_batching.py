@@ -117,9 +117,7 @@ def test_an_aborted_request_in_flight_is_not_drained_yet() -> None:
 
 
 def test_block_sizes_must_agree() -> None:
-    limits = SchedulerLimits(
-        max_num_seqs=1, max_num_batched_tokens=1, max_model_len=1, block_size=16, eos_token_ids=()
-    )
+    limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=1, max_model_len=1, block_size=16, eos_token_ids=())
     with pytest.raises(ValueError, match="16 here and 8"):
         Scheduler(limits, KVCacheManager(4, 8))
 

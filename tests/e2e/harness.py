@@ -1,0 +1,207 @@
+"""A running server for the end-to-end tests: the real processes, the real gateway, edits in an overlay."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import tokenspeed
+import tokenspeed_kernel
+
+ROOTS = {"tokenspeed": Path(tokenspeed.__file__).parent, "tokenspeed_kernel": Path(tokenspeed_kernel.__file__).parent}
+START_TIMEOUT = 180.0
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """`ts serve` as a process, with an overlay that `edit` writes to."""
+
+    def __init__(self, model: str, *flags: str, overlay: Path | None = None, log: Path):
+        self.model = model
+        self.flags = flags
+        self.overlay = overlay
+        self.log = log
+        self.port = free_port()
+        self.control_port = free_port()
+
+    @property
+    def url(self) -> str:
+        """Public address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def control_url(self) -> str:
+        """Control address of the engine."""
+        return f"http://127.0.0.1:{self.control_port}"
+
+    def start(self) -> Server:
+        """Start and wait until the ready line is there; an early end fails with the log."""
+        self.launch()
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.output()}")
+            if self.url in self.output() and "ready" in self.output().lower():
+                return self
+            time.sleep(0.1)
+        self.stop()
+        raise AssertionError(f"the server was not ready in {START_TIMEOUT:.0f} s:\n{self.output()}")
+
+    def launch(self) -> None:
+        """Start the process without waiting."""
+        command = [sys.executable, "-m", "tokenspeed.cli.main", "serve", self.model]
+        command += ["--port", str(self.port), "--host", "127.0.0.1", "--rl-control-port", str(self.control_port)]
+        if self.overlay is not None:
+            self.overlay.mkdir(parents=True, exist_ok=True)
+            command += ["--allow-reload-forward", "--reload-overlay", str(self.overlay)]
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*command, *self.flags], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def output(self) -> str:
+        """What the server printed so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def stop(self, with_signal: int = signal.SIGTERM) -> int:
+        """Stop and return the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(with_signal)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+                raise
+        return self.process.returncode
+
+    # ---- edits ----
+
+    def edit(self, module: str, change: Callable[[str], str]) -> Path:
+        """Apply `change` to the module's source as it is in the overlay (or installed), writing the overlay."""
+        assert self.overlay is not None
+        path = self.overlay_path(module)
+        source = path if path.exists() else installed_path(module)
+        text = source.read_text()
+        edited = change(text)
+        assert edited != text, f"the edit of {module} changed nothing"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(edited)
+        return path
+
+    def replace(self, module: str, old: str, new: str) -> Path:
+        """Edit by replacing `old`, which must be there."""
+        return self.edit(module, lambda text: text.replace(old, new))
+
+    def revert(self, module: str) -> None:
+        """Bring the module's text in the overlay back to the installed one."""
+        path = self.overlay_path(module)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(installed_path(module), path)
+
+    def overlay_path(self, module: str) -> Path:
+        """Where the overlay keeps the module."""
+        assert self.overlay is not None
+        package, *_ = module.split(".")
+        installed = installed_path(module)
+        return self.overlay / package / installed.relative_to(ROOTS[package])
+
+    # ---- calls ----
+
+    def reload(self, **body: Any) -> dict[str, Any]:
+        """`POST /reload_forward` at the control address with a fresh id."""
+        body.setdefault("id", uuid.uuid4().hex)
+        reply = httpx.post(f"{self.control_url}/reload_forward", json=body, timeout=300)
+        parsed: dict[str, Any] = reply.json()
+        assert reply.status_code == (200 if parsed["success"] else 400), reply.text
+        return parsed
+
+    def control(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        """Any other control call."""
+        return httpx.request(method, f"{self.control_url}{path}", json=body, timeout=120)
+
+    def complete(self, prompt: str | list[int], **options: Any) -> dict[str, Any]:
+        """One greedy completion through the gateway."""
+        body = {"model": self.served, "prompt": prompt, "max_tokens": 16, "temperature": 0, **options}
+        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=120)
+        assert reply.status_code == 200, reply.text
+        parsed: dict[str, Any] = reply.json()
+        return parsed
+
+    def text(self, prompt: str, **options: Any) -> str:
+        """The text of one greedy completion."""
+        text: str = self.complete(prompt, **options)["choices"][0]["text"]
+        return text
+
+    @property
+    def served(self) -> str:
+        """Name under which the gateway serves the model."""
+        reply = httpx.get(f"{self.url}/v1/models", timeout=10).json()
+        name: str = reply["data"][0]["id"]
+        return name
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric over its labels."""
+        lines = httpx.get(f"{self.control_url}/metrics", timeout=10).text.splitlines()
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        assert values, f"no metric {name}"
+        return sum(values)
+
+    def reload_status(self) -> dict[str, Any]:
+        """Where a reload stands, and the generation that serves."""
+        status: dict[str, Any] = self.control("GET", "/reload_status").json()
+        return status
+
+    def wait_for_running(self) -> None:
+        """Return once a request runs."""
+        while self.metric("vllm:num_requests_running") == 0:
+            time.sleep(0.01)
+
+    def blocks_in_use(self) -> float:
+        """Share of the KV blocks that requests hold, once nothing runs any more."""
+        deadline = time.monotonic() + 20
+        while self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting"):
+            assert time.monotonic() < deadline, "requests are still there"
+            time.sleep(0.05)
+        return self.metric("vllm:kv_cache_usage_perc")
+
+    def processes(self) -> dict[int, str]:
+        """Command lines of the server's descendants by process id."""
+        import psutil
+
+        found = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with_args = " ".join(child.cmdline())
+            found[child.pid] = with_args
+        return found
+
+
+def installed_path(module: str) -> Path:
+    """Source file of an installed module."""
+    package, *rest = module.split(".")
+    path = ROOTS[package].joinpath(*rest)
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def dump(value: Any) -> str:
+    """Readable form for assertion messages."""
+    return json.dumps(value, indent=1)

@@ -1,0 +1,59 @@
+"""Two ranks say what one says, and meet a fault on one of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import GRAPHS, SMALL
+from tests.e2e.harness import Server, dump
+
+LLAMA = "tokenspeed.runtime.models.llama"
+ON_RANK_1 = "\nif torch.distributed.get_rank() == 1:\n    raise RuntimeError('only here')\n"
+PROMPTS = ("The three primary colours are", "Item 1", "a b c d e f", "def f(x):")
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("pair")
+    flags = (*SMALL, *GRAPHS, "--tensor-parallel-size", "2")
+    server = Server(str(tiny_model), *flags, overlay=folder / "overlay", log=folder / "log").start()
+    yield server
+    server.stop()
+
+
+def test_the_tokens_are_those_of_one_rank(pair: Server, tiny_model: Path, tmp_path: Path) -> None:
+    alone = Server(str(tiny_model), *SMALL, log=tmp_path / "log").start()
+    try:
+        for prompt in PROMPTS:
+            assert pair.text(prompt, max_tokens=32) == alone.text(prompt, max_tokens=32)
+    finally:
+        alone.stop()
+
+
+def test_a_failure_on_one_rank_undoes_both(pair: Server) -> None:
+    before = [pair.text(prompt) for prompt in PROMPTS]
+    pair.replace(LLAMA, "return self.mlp(hidden), residual", "return self.mlp(hidden) * -0.7, residual")
+    path = pair.edit(LLAMA, lambda text: text + ON_RANK_1)
+    reply = pair.reload()
+    assert not reply["success"]
+    assert (reply["phase"], reply["rank"], reply["file"]) == ("patch", 1, str(path)), dump(reply)
+    assert "only here" in reply["error"]
+    assert [pair.text(prompt) for prompt in PROMPTS] == before
+    path.write_text(path.read_text().replace(ON_RANK_1, ""))
+    assert pair.reload()["success"]
+    assert [pair.text(prompt) for prompt in PROMPTS] != before
+
+
+def test_a_killed_peer_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    import os
+    import signal
+
+    server = Server(str(tiny_model), *SMALL, "--tensor-parallel-size", "2", log=tmp_path / "log").start()
+    pid = next(pid for pid, line in server.processes().items() if "tokenspeed.rank" in line and "--rank 1" in line)
+    os.kill(pid, signal.SIGKILL)
+    server.process.wait(60)
+    assert server.process.returncode != 0
+    assert "rank 1 ended" in server.output()

@@ -1,0 +1,83 @@
+"""One rank in the test's own process: the real start-up, scheduler, executor and loop, without the front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenspeed.runtime.config import Config
+from tokenspeed.runtime.distributed.channel import Channel
+from tokenspeed.runtime.engine.control import ControlQueue
+from tokenspeed.runtime.engine.directives import Directive, StreamMessage
+from tokenspeed.runtime.engine.loop import EngineLoop
+from tokenspeed.runtime.engine.startup import Startup
+from tokenspeed.runtime.protocol import (
+    CallReply,
+    ControlCall,
+    Loads,
+    Message,
+    Outputs,
+    RequestOutput,
+    SamplingParams,
+    Stop,
+    Submit,
+)
+
+
+class MemoryStream:
+    """Messages that the test put there; the loop stops where it would wait for more."""
+
+    def __init__(self) -> None:
+        self.messages: list[StreamMessage] = []
+
+    def receive(self, directives: Sequence[Directive], wait_s: float | None) -> list[StreamMessage]:
+        received = [*self.messages, *directives]
+        self.messages.clear()
+        return received if received or wait_s == 0 else [Stop()]
+
+
+class MemoryOutbox:
+    """Keeps what the engine says."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def outputs(self, outputs: list[RequestOutput], loads: Loads) -> None:
+        self.send(Outputs(outputs=outputs, loads=loads))
+
+    def reply(self, call: ControlCall, body: dict[str, Any]) -> None:
+        self.send(CallReply(call=call.call, body=body))
+
+
+class InProcessEngine:
+    """An engine that the test drives."""
+
+    def __init__(self, config: Config, run_dir: Path):
+        self.outbox = MemoryOutbox()
+        self.startup = Startup(config, 0, run_dir, Channel(0, 1, run_dir), self.outbox)  # type: ignore[arg-type]
+        self.stream = MemoryStream()
+
+    def start(self) -> InProcessEngine:
+        """Load the model."""
+        self.startup.run()
+        self.scheduler = self.startup.scheduler
+        self.executor = self.startup.executor
+        self.control = ControlQueue(self.scheduler, self.outbox, None)  # type: ignore[arg-type]
+        return self
+
+    def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[list[int]]:
+        """The answers to `prompts`, all submitted at once."""
+        self.outbox.sent.clear()
+        for index, prompt in enumerate(prompts):
+            self.stream.messages.append(Submit(request_id=str(index), prompt=prompt, sampling=sampling))
+        EngineLoop(0, self.stream, self.outbox, self.scheduler, self.executor, self.control).run()  # type: ignore[arg-type]
+        answers: list[list[int]] = [[] for _ in prompts]
+        for message in self.outbox.sent:
+            if isinstance(message, Outputs):
+                for output in message.outputs:
+                    answers[int(output.request_id)].extend(output.token_ids)
+        return answers
