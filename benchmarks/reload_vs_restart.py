@@ -34,13 +34,16 @@ def main() -> None:
             server = Server(
                 args.model, "--max-model-len", "512", *flags, overlay=Path(scratch, "overlay"), log=Path(scratch, "log")
             )
-            measure(title, server, args.restarts, args.reloads)
+            try:
+                measure(title, server, args.restarts, args.reloads)
+            finally:
+                server.stop()
 
 
 def measure(title: str, server: Server, restarts: int, reloads: int) -> None:
     """Restart and reload one server, and print its figures."""
     starts = [timed(lambda: first_token(server.start()))]
-    startup = server.control("GET", "/server_info").json()["startup"]
+    startup = server.control("GET", "/server_info").json()["engine"]["startup"]
     waits: list[float] = []
     phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for number in range(reloads):
@@ -62,7 +65,6 @@ def measure(title: str, server: Server, restarts: int, reloads: int) -> None:
             first_token(server.start())
 
         restarted.append(timed(restart))
-    server.stop()
     print(f"\n{title}: {server.model}")
     print(f"  start to first token   {starts[0]:8.2f} s   " + "  ".join(f"{k} {v:.2f}" for k, v in startup.items()))
     print(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tokenspeed.errors import ResourceError
@@ -78,14 +80,15 @@ class KVPool:
 
     def allocate(self) -> None:
         """Take the memory, zeroed: a padding row may read what nobody wrote."""
-        size = (self.num_blocks, self.shape.block_size, self.shape.num_kv_heads, self.shape.head_dim)
-        self.layers = [
-            (
-                torch.zeros(size, dtype=self.shape.dtype, device=self.device),
-                torch.zeros(size, dtype=self.shape.dtype, device=self.device),
-            )
-            for _ in range(self.shape.num_layers)
-        ]
+        self.layers = [(self._zeros(), self._zeros()) for _ in range(self.shape.num_layers)]
+
+    def _zeros(self) -> torch.Tensor:
+        shape = (self.num_blocks, self.shape.block_size, self.shape.num_kv_heads, self.shape.head_dim)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.shape.dtype, device=self.device)
+        # numpy asks the system for zeroed pages, which cost nothing until they are used; torch writes the zeros.
+        pages = np.zeros(math.prod(shape) * self.shape.dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(pages).view(self.shape.dtype).view(shape)
 
 
 def _mib(count: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tokenspeed.runtime.config import DEFAULT_DECODE_SIZES, SMALLEST_PREFILL_BUCKET, Config
 
 DEFAULT_PREFILL_TOKENS = 2048
+HALF_STEPS_FROM = 64
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ def plan_capture(config: Config, device_type: str) -> CapturePlan:
 
 
 def prefill_ladder(largest: int) -> tuple[int, ...]:
-    """Buckets up to `largest` tokens: powers of two from 16 with one step of one half between them.
+    """Buckets up to `largest` tokens: powers of two from 16, and from 64 on also the step half way between them.
 
-    The padding is at most a third of a bucket above the first. `largest` itself is the last bucket; below 16
-    tokens there is none.
+    Below 64 tokens a step is bound by reading the weights, and padding costs next to nothing; above, at most a
+    third of a bucket is padding. `largest` itself is the last bucket; below 16 tokens there is none.
     """
     if largest < SMALLEST_PREFILL_BUCKET:
         return ()
@@ -50,8 +51,9 @@ def prefill_ladder(largest: int) -> tuple[int, ...]:
     size = SMALLEST_PREFILL_BUCKET
     while size < largest:
         buckets.add(size)
-        if size + size // 2 < largest:
-            buckets.add(size + size // 2)
+        half_way = size + size // 2
+        if HALF_STEPS_FROM <= size and half_way < largest:
+            buckets.add(half_way)
         size *= 2
     return (*sorted(buckets), largest)
 

@@ -41,7 +41,7 @@ def test_default_decode_sizes_end_at_max_num_seqs(most: int, expected: object) -
 def test_given_sizes_are_sorted_without_repeats() -> None:
     plan = plan_capture(config(cpu_graphs=True, cudagraph_capture_sizes=(8, 1, 8), prefill_graph_max_tokens=64), "cpu")
     assert plan.decode == (1, 8)
-    assert plan.prefill == (16, 24, 32, 48, 64)
+    assert plan.prefill == (16, 32, 64)
 
 
 def test_no_bucket_is_larger_than_a_step() -> None:
@@ -49,9 +49,9 @@ def test_no_bucket_is_larger_than_a_step() -> None:
 
 
 @given(st.integers(0, 1 << 15))
-def test_the_ladder_pads_by_a_third_at_most(largest: int) -> None:
+def test_the_ladder_pads_by_a_third_at_most_above_64_tokens(largest: int) -> None:
     buckets = prefill_ladder(largest)
     assert list(buckets) == sorted(set(buckets))
     assert (buckets[-1] if buckets else 0) == (largest if largest >= 16 else 0)
     for smaller, larger in pairwise(buckets):
-        assert larger <= 1.5 * smaller
+        assert larger <= (1.5 if smaller >= 64 else 2) * smaller
