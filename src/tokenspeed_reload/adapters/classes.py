@@ -1,0 +1,147 @@
+"""Classes: the live class object stays; its members and bases are updated."""
+
+from __future__ import annotations
+
+import abc
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import Any
+
+from tokenspeed_reload.codes import TARGET, is_redirection, redirect
+from tokenspeed_reload.merge import Merge
+from tokenspeed_reload.undo import MISSING, ClassState, FunctionState
+from tokenspeed_reload.values import same_dict, same_value
+
+_FIXED = frozenset(
+    {"__dict__", "__weakref__", "__module__", "__slots__", "_abc_impl", "__abstractmethods__", "__qualname__"}
+)
+_POSITIONS = frozenset({"__firstlineno__", "__static_attributes__"})
+
+
+class ClassAdapter:
+    """Updates Python classes."""
+
+    def matches(self, live: Any, new: Any, merge: Merge) -> bool:
+        """True for two classes of one definition."""
+        return (
+            isinstance(live, type)
+            and isinstance(new, type)
+            and live.__module__ == new.__module__
+            and live.__qualname__ == new.__qualname__
+        )
+
+    def merge(self, live: Any, new: Any, where: str, merge: Merge) -> Any:
+        """Update `live`; what CPython fixes when a class is made is reported.
+
+        A class that derives from object alone cannot get other bases. Then the new class takes its place:
+        instances and subclasses move to it, and whatever holds the old class holds the new one.
+        """
+        if not self._bases(live, new, where, merge) and _same_layout(live, new):
+            self._redirect_methods(live, new, merge)
+            merge.superseded.append((live, new))
+            merge.touch(live)
+            merge.replace(where, live, "Its bases cannot be changed in place; a new class took its place.")
+            return new
+        merge.follow(live, new)
+        if type(live) is not merge.resolve(type(new)):
+            merge.restart(where, "The metaclass changed; it is fixed when a class is made.")
+        slots = [vars(cls).get("__slots__") for cls in (live, new)]
+        if not same_value(*(tuple(s) if isinstance(s, list) else s for s in slots)):
+            merge.restart(where, "The slots changed; the layout of a class is fixed when it is made.")
+        if not self._bases(live, new, where, merge):
+            merge.restart(where, "The bases changed to ones of another layout; it is fixed when a class is made.")
+        self.merge_members(live, new, where, merge, skip=set())
+        return live
+
+    def _redirect_methods(self, live: Any, new: Any, merge: Merge) -> None:
+        """Bound methods that are held go on to the functions of the new class."""
+        for name, function in vars(live).items():
+            target = vars(new).get(name)
+            if isinstance(function, FunctionType) and isinstance(target, FunctionType):
+                merge.log.once(FunctionState, function)
+                redirect(function, target)
+                merge.touch(function)
+
+    def _bases(self, live: Any, new: Any, where: str, merge: Merge) -> bool:
+        """Set the bases; False when CPython refuses."""
+        wanted = tuple(merge.resolve(base) for base in new.__bases__)
+        if len(wanted) == len(live.__bases__) and all(map(_same, wanted, live.__bases__)):
+            return True
+        merge.log.once(ClassState, live)
+        try:
+            live.__bases__ = wanted
+        except TypeError:
+            return False
+        merge.touch(live)
+        return True
+
+    def merge_members(self, live: Any, new: Any, where: str, merge: Merge, skip: set[str]) -> None:
+        """Set, update and remove members so that `live` has those of `new`."""
+        unchanged = merge.unchanged_members(new)
+        for name, value in list(vars(new).items()):
+            if name in _FIXED or name in skip or isinstance(value, GetSetDescriptorType | MemberDescriptorType):
+                continue
+            self._member(live, name, value, f"{where}.{name}", merge, keep=name in unchanged)
+        defined = merge.defined_members(live)
+        for name in list(vars(live)):
+            gone = name not in vars(new) and name not in _FIXED and name not in skip
+            if gone and (name in defined or _is_special(name)):
+                self._remove(live, name, merge)
+        self._finish(live, merge)
+
+    def _member(self, live: Any, name: str, value: Any, where: str, merge: Merge, keep: bool) -> None:
+        old = vars(live).get(name, MISSING)
+        if old is MISSING:
+            stays = merge.resolve(value)
+        elif keep and not _has_code(value):
+            return
+        elif name == "__annotations__":
+            resolved = {key: merge.resolve(item) for key, item in value.items()}
+            stays = old if same_dict(old, resolved) else resolved
+        else:
+            stays = merge.merge(old, value, where)
+            if keep and stays is value and not same_value(old, value):
+                return  # set from outside; the class body did not change it
+        if isinstance(stays, FunctionType) and is_redirection(stays):
+            # The class calls the target at once; only those who hold the old function go the long way.
+            stays = (stays.__kwdefaults__ or {})[TARGET]
+        if same_value(old, stays):
+            return
+        merge.log.once(ClassState, live)
+        type.__setattr__(live, name, stays)
+        if stays is value and hasattr(type(stays), "__set_name__"):
+            type(stays).__set_name__(stays, live, name)
+        merge.touch(live, counts=name not in _POSITIONS)
+
+    def _remove(self, live: Any, name: str, merge: Merge) -> None:
+        if isinstance(vars(live)[name], MemberDescriptorType):
+            return
+        merge.log.once(ClassState, live)
+        type.__delattr__(live, name)
+        merge.touch(live, counts=name != "__annotations__")
+
+    def _finish(self, live: Any, merge: Merge) -> None:
+        if isinstance(live, abc.ABCMeta) and id(live) in merge.touched:
+            merge.log.once(ClassState, live)
+            abc.update_abstractmethods(live)  # type: ignore[arg-type]
+            live._abc_caches_clear()  # type: ignore[attr-defined]
+
+
+def _same_layout(live: type, new: type) -> bool:
+    """True when an instance of one class can become an instance of the other."""
+    if type(live) is not type(new) or any("__slots__" in vars(cls) for cls in (*live.__mro__, *new.__mro__)):
+        return False
+    places = [(c.__basicsize__, c.__itemsize__, c.__dictoffset__, c.__weakrefoffset__) for c in (live, new)]
+    return places[0] == places[1]
+
+
+def _same(left: Any, right: Any) -> bool:
+    return left is right
+
+
+def _is_special(name: str) -> bool:
+    """Members that a decorator such as dataclass made."""
+    return name.startswith("__") and name.endswith("__")
+
+
+def _has_code(value: Any) -> bool:
+    return callable(value) or hasattr(type(value), "__get__")

@@ -1,0 +1,182 @@
+"""Who uses whom: imports in the syntax, and objects found in module namespaces."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+from tokenspeed_reload.records import ModuleRecord, SourceText
+
+
+@dataclass(frozen=True)
+class ImportEdge:
+    """One imported name.
+
+    Attributes:
+        module: the module that is imported, absolute.
+        name: the attribute or submodule taken from it; None for `import x`; "*" for a star import.
+        binds: the local name.
+        at_import: False when the statement stands in a function body.
+    """
+
+    module: str
+    name: str | None
+    binds: str
+    at_import: bool
+
+
+def resolve(level: int, module: str, package: str) -> str:
+    """The absolute name of a possibly relative import in a module of `package`."""
+    if level == 0:
+        return module
+    parent = package.split(".")
+    parent = parent[: len(parent) - level + 1]
+    return ".".join([*parent, module] if module else parent)
+
+
+def package_of(name: str, source: SourceText) -> str:
+    """The package against which the imports of a module are relative."""
+    return name if source.is_package else name.rpartition(".")[0]
+
+
+def import_edges(name: str, source: SourceText, tree: Iterable[ast.stmt]) -> list[ImportEdge]:
+    """All imports of a module, in whatever block they stand."""
+    package = package_of(name, source)
+    edges: list[ImportEdge] = []
+    todo: list[tuple[ast.AST, bool]] = [(node, True) for node in tree]
+    while todo:
+        node, at_import = todo.pop()
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                binds = alias.asname or alias.name.partition(".")[0]
+                edges.append(ImportEdge(alias.name, None, binds, at_import))
+        elif isinstance(node, ast.ImportFrom):
+            module = resolve(node.level, node.module or "", package)
+            for alias in node.names:
+                edges.append(ImportEdge(module, alias.name, alias.asname or alias.name, at_import))
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            inner = at_import and not is_function
+            todo.extend((child, inner) for child in ast.iter_child_nodes(node))
+    return edges
+
+
+def providers_of(edges: Iterable[ImportEdge], loaded: Mapping[str, Any], at_import: bool = False) -> set[str]:
+    """The loaded modules that these imports name, without the packages on the way."""
+    found: set[str] = set()
+    for edge in edges:
+        if at_import and not edge.at_import:
+            continue
+        submodule = f"{edge.module}.{edge.name}"
+        if submodule in loaded:
+            found.add(submodule)  # a submodule, which does not use what the package itself defines
+        elif edge.module in loaded:
+            found.add(edge.module)
+    return found
+
+
+def home_of(value: Any) -> str | None:
+    """The name of the module that defines `value`, if it tells."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, FunctionType):
+        name = value.__globals__.get("__name__")
+        return name if isinstance(name, str) else None
+    cls = value if isinstance(value, type) else type(value)
+    module = cls.__dict__.get("__module__")
+    if module in (None, "functools", "builtins"):
+        inner = getattr(value, "__wrapped__", None) if type(value).__module__ == "functools" else None
+        return home_of(inner) if isinstance(inner, FunctionType) else None
+    return module if isinstance(module, str) else None
+
+
+def used_by_objects(name: str, namespace: Mapping[str, Any]) -> set[str]:
+    """The modules whose objects the namespace of module `name` holds, directly or in a container."""
+    found: set[str] = set()
+    for value in list(namespace.values()):
+        inner: Iterable[Any] = ()
+        if type(value) is dict:
+            inner = list(value.values())
+        elif type(value) in (list, tuple, set, frozenset):
+            inner = list(value)
+        for item in (value, *inner):
+            if isinstance(item, ModuleType) and _is_on_the_way(item, name):
+                continue
+            home = home_of(item)
+            if home is not None:
+                found.add(home)
+    return found
+
+
+def _is_on_the_way(item: ModuleType, name: str) -> bool:
+    """True for the a that `import a.b` binds, and for the submodules that a package holds by being one."""
+    return hasattr(item, "__path__") or item.__name__.startswith(name + ".")
+
+
+def users(
+    changed: Iterable[str], candidates: Mapping[str, ModuleRecord], cache: dict[str, tuple[str, set[str]]]
+) -> dict[str, str]:
+    """The modules of `candidates` that use a changed one, directly or not, each with the one it uses.
+
+    `cache` maps a module to the hash of its source and what it imports, and is filled.
+    """
+    uses = {name: _uses(name, record, cache) for name, record in candidates.items()}
+    reasons: dict[str, str] = {}
+    known = set(changed)
+    todo = list(changed)
+    while todo:
+        provider = todo.pop(0)
+        for name, providers in uses.items():
+            if name not in known and provider in providers:
+                known.add(name)
+                reasons[name] = provider
+                todo.append(name)
+    return reasons
+
+
+def _uses(name: str, record: ModuleRecord, cache: dict[str, tuple[str, set[str]]]) -> set[str]:
+    module = sys.modules.get(name)
+    objects = used_by_objects(name, vars(module)) if module is not None else set()
+    known = cache.get(name)
+    if known is None or known[0] != record.source.sha256:
+        tree = ast.parse(record.source.data, record.source.path).body
+        edges = import_edges(name, record.source, tree)
+        known = cache[name] = (record.source.sha256, providers_of(edges, sys.modules))
+    return (objects | known[1]) - {name}
+
+
+def ordered(names: Iterable[str], providers: Mapping[str, set[str]]) -> list[str]:
+    """Providers before users; modules of one cycle keep the order in which they were first imported."""
+    position = {name: index for index, name in enumerate(sys.modules)}
+    pending = sorted(names, key=lambda name: position.get(name, len(position)))
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    result: list[str] = []
+
+    def connect(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for provider in sorted(providers.get(name, ()), key=lambda n: position.get(n, len(position))):
+            if provider not in members:
+                continue
+            if provider not in index:
+                connect(provider)
+                low[name] = min(low[name], low[provider])
+            elif provider in stack:
+                low[name] = min(low[name], index[provider])
+        if low[name] == index[name]:
+            at = stack.index(name)
+            cycle = sorted(stack[at:], key=lambda n: position.get(n, len(position)))
+            del stack[at:]
+            result.extend(cycle)
+
+    members = set(pending)
+    for name in pending:
+        if name not in index:
+            connect(name)
+    return result

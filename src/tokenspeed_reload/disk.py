@@ -1,0 +1,119 @@
+"""The state of the disk, compared with what runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tokenspeed_reload.errors import ReloadError
+from tokenspeed_reload.loader import SourceFinder, within
+from tokenspeed_reload.records import Change, ModuleRecord, Records, SourceText
+
+
+class Disk:
+    """Reads the sources of the recorded modules, the overlay before the installed files."""
+
+    def __init__(self, packages: Sequence[str], overlay: Path | None, records: Records, finder: SourceFinder) -> None:
+        self._packages = packages
+        self._overlay = overlay
+        self._records = records
+        self._finder = finder
+        self._known: set[str] | None = None
+
+    def current(self, record: ModuleRecord) -> SourceText | None:
+        """What a recorded module would be loaded from now, or None when its file is gone."""
+        file = self._finder.overlay_file(record.name) or record.origin
+        try:
+            return SourceText(file, Path(file).read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def changes(self) -> list[Change]:
+        """Compare the content of all files with what last ran."""
+        found: list[Change] = []
+        for name, record in sorted(self._records.modules.items()):
+            source = self.current(record)
+            reloadable = within(name, self._packages)
+            if source is None:
+                found.append(Change(name, record.source.path, "deleted", reloadable))
+            elif source.sha256 != record.source.sha256:
+                found.append(Change(name, source.path, "edited", reloadable))
+        if self._known is not None:
+            files = self.files()
+            fresh = sorted(set(files) - self._known - self._records.modules.keys())
+            found.extend(Change(name, files[name], "new", True) for name in fresh)
+        return found
+
+    def note_files(self) -> None:
+        """Take the present files of the packages as known; later ones are "new"."""
+        self._known = set(self.files())
+
+    def unloaded(self) -> dict[str, SourceText]:
+        """The sources of modules in the packages that are not loaded."""
+        return {
+            name: SourceText(file, Path(file).read_bytes())
+            for name, file in self.files().items()
+            if name not in sys.modules
+        }
+
+    def read(self, name: str) -> SourceText:
+        """The present source of a recorded module; raises ReloadError when it cannot be read."""
+        record = self._records.modules[name]
+        try:
+            source = self.current(record)
+        except OSError as error:
+            raise ReloadError(
+                "read", f"{type(error).__name__}: {error}", module=name, file=record.source.path
+            ) from error
+        if source is None:
+            raise ReloadError("read", "Its source file is gone; put it back.", module=name, file=record.source.path)
+        return source
+
+    def roots(self) -> list[str]:
+        """The directories and files in which the packages lie, the overlay first."""
+        found = [str(self._overlay)] if self._overlay is not None else []
+        for package in self._packages:
+            locations = _locations(package)
+            record = self._records.modules.get(package)
+            if not locations and record is not None:
+                locations = [record.source.path]
+            found.extend(locations)
+        return list(dict.fromkeys(found))
+
+    def files(self) -> dict[str, str]:
+        """All Python files of the packages by module name; a file of the overlay hides the installed one."""
+        found: dict[str, str] = {}
+        for package in self._packages:
+            roots = _locations(package)
+            if self._overlay is not None:
+                roots = [*roots, str(self._overlay.joinpath(*package.split(".")))]
+            for root in roots:
+                found.update(_walk(package, root))
+        return found
+
+
+def _locations(package: str) -> list[str]:
+    """The directories of a package, told by its nearest loaded parent; nothing is imported."""
+    head, rest = package, ""
+    while head:
+        module = sys.modules.get(head)
+        path = getattr(module, "__path__", None) if module is not None else None
+        if path is not None:
+            directories = [str(Path(entry, *rest.split("."))) if rest else str(entry) for entry in path]
+            return [entry for entry in directories if Path(entry).is_dir()]
+        head, _, last = head.rpartition(".")
+        rest = f"{last}.{rest}" if rest else last
+    return []
+
+
+def _walk(package: str, root: str) -> Iterator[tuple[str, str]]:
+    for directory, folders, files in os.walk(root):
+        folders[:] = sorted(f for f in folders if f.isidentifier() and f != "__pycache__")
+        parts = Path(directory).relative_to(root).parts
+        for file in sorted(files):
+            stem, suffix = os.path.splitext(file)  # noqa: PTH122
+            if suffix == ".py" and stem.isidentifier():
+                names = [package, *parts] if stem == "__init__" else [package, *parts, stem]
+                yield ".".join(names), str(Path(directory, file))

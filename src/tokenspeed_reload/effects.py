@@ -1,0 +1,107 @@
+"""Effects of module execution on objects of other modules, such as registries."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable
+from types import FunctionType, ModuleType
+from typing import Any
+
+from tokenspeed_reload.loader import within
+from tokenspeed_reload.undo import (
+    DictContents,
+    ListContents,
+    Record,
+    SetContents,
+    UndoLog,
+    cell_value,
+)
+
+_MAPPINGS = (dict, OrderedDict, defaultdict)
+_SEQUENCES = (list, deque)
+_MAX_DEPTH = 5
+
+
+class Footprint:
+    """The contents of all containers that the recorded modules reach, as they were before a reload.
+
+    The walk follows containers, attributes of instances and classes of the recorded packages, and closures.
+    """
+
+    def __init__(self, prefixes: list[str]) -> None:
+        self._prefixes = prefixes
+        self._records: dict[int, Record] = {}
+        self._seen: set[int] = set()
+        self._written: set[int] = set()
+
+    def take(self, modules: Iterable[ModuleType]) -> None:
+        """Remember what is reached from `modules`."""
+        todo: list[tuple[Any, int]] = [(value, 0) for m in modules for value in list(vars(m).values())]
+        while todo:
+            value, depth = todo.pop()
+            if id(value) in self._seen or depth > _MAX_DEPTH:
+                continue
+            inner = self._open(value)
+            if inner is not None:
+                self._seen.add(id(value))
+                todo.extend((item, depth + 1) for item in inner)
+
+    def changed(self) -> list[Any]:
+        """The containers whose contents are no longer those remembered."""
+        found = {key: record for key, record in self._records.items() if _differs(record)}
+        self._written |= found.keys()
+        return [record.target for record in found.values()]  # type: ignore[attr-defined]
+
+    def log_into(self, log: UndoLog) -> None:
+        """Put the remembered contents of changed containers first in the log, so that they are undone last."""
+        self.changed()
+        log.insert_first([self._records[key] for key in self._written])
+
+    def without_repeats(self, live: set[int]) -> None:
+        """Take from changed lists what was appended again although it had been there before."""
+        for record in self._records.values():
+            if isinstance(record, ListContents) and type(record.target) is list and _differs(record):
+                before, now = record.held, record.target
+                if len(now) > len(before) and all(a is b for a, b in zip(before, now, strict=False)):
+                    known = {id(item) for item in before}
+                    added = [x for x in now[len(before) :] if id(x) not in known or id(x) not in live]
+                    now[len(before) :] = added
+
+    def _open(self, value: Any) -> list[Any] | None:
+        kind = type(value)
+        if kind in _MAPPINGS:
+            self._records.setdefault(id(value), DictContents(value))
+            return list(value.values())
+        if kind in _SEQUENCES:
+            self._records.setdefault(id(value), ListContents(value))
+            return list(value)
+        if kind is set:
+            self._records.setdefault(id(value), SetContents(value))
+            return None
+        if kind is tuple:
+            return list(value)
+        if kind is FunctionType:
+            cells = [cell_value(cell) for cell in value.__closure__ or ()]
+            return [*cells, *value.__dict__.values()] if self._is_ours(value) else cells
+        if isinstance(value, type):
+            return list(vars(value).values()) if self._is_ours(value) else None
+        if self._is_ours(kind) and hasattr(value, "__dict__"):
+            return [vars(value)]
+        return None
+
+    def _is_ours(self, value: Any) -> bool:
+        module = getattr(value, "__module__", None)
+        return isinstance(module, str) and within(module, self._prefixes)
+
+
+def _differs(record: Record) -> bool:
+    match record:
+        case DictContents(target=target, held=held):
+            return len(target) != len(held) or any(
+                a is not b or c is not d for (a, c), (b, d) in zip(target.items(), held, strict=True)
+            )
+        case ListContents(target=target, held=held):
+            return len(target) != len(held) or any(a is not b for a, b in zip(target, held, strict=True))
+        case SetContents(target=target, held=held):
+            return {id(item) for item in target} != {id(item) for item in held}
+    return False

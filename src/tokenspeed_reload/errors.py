@@ -1,0 +1,73 @@
+"""The errors of a reload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+Phase = Literal["read", "patch"]
+
+
+class ReloaderError(Exception):
+    """Root of what the reloader raises; the message is one sentence for the person who edits."""
+
+
+class UnknownModules(ReloaderError):
+    """A call named modules that are not loaded or not recorded; nothing was touched.
+
+    Attributes:
+        names: the names that are unknown, in the order of the call.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = list(names)
+        super().__init__(
+            f"Name only modules that are loaded and belong to the recorded packages; "
+            f"these are not: {', '.join(self.names)}."
+        )
+
+
+class ReloadError(ReloaderError):
+    """A reload that failed and was undone completely.
+
+    Attributes:
+        phase: "read" (nothing had been touched) or "patch".
+        module: the module that failed, or None.
+        file: the source file of the failing line, or None.
+        line: its line number, starting at 1, or None.
+        text: the line itself without its indentation, or None.
+        error: the cause as "Type: message".
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        error: str,
+        *,
+        module: str | None = None,
+        file: str | None = None,
+        line: int | None = None,
+        text: str | None = None,
+    ) -> None:
+        self.phase = phase
+        self.module = module
+        self.file = file
+        self.line = line
+        self.text = text
+        self.error = error
+        where = f" ({file}:{line}: {text})" if file and line else f" ({file})" if file else ""
+        super().__init__(f"{module or 'reload'}: {error}{where}")
+
+
+class TransactionClosed(ReloaderError):
+    """`commit`, `undo` or `swap` was called on a transaction that had ended."""
+
+    def __init__(self, action: str) -> None:
+        super().__init__(f"Cannot {action}: this reload was already committed or undone.")
+
+
+class ReloadInProgress(ReloaderError):
+    """A second reload was started before the first was committed or undone."""
+
+    def __init__(self) -> None:
+        super().__init__("Commit or undo the open reload before starting another one.")

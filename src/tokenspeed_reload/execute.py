@@ -1,0 +1,76 @@
+"""The execution of one module's changed statements in its live namespace."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from typing import Any
+
+from tokenspeed_reload.codes import never
+from tokenspeed_reload.inputs import ModuleInputs
+from tokenspeed_reload.names import root
+from tokenspeed_reload.undo import MISSING
+
+
+def execute(module: ModuleInputs, namespace: dict[str, Any]) -> None:
+    """Run the statements of `module` that are due, in source order.
+
+    Names that the new version does not bind are gone while it runs, and so are those that it would read
+    before it binds them: code that a fresh interpreter refuses fails here too.
+    """
+    for name in module.removed:
+        namespace.pop(name, None)
+    early = {name: namespace.pop(name) for name in _read_before_bound(module) if name in namespace}
+    if module.old.has_docstring and not module.new.has_docstring:
+        namespace["__doc__"] = None
+    body = _body(module)
+    if body:
+        tree = ast.Module(body=body, type_ignores=[])
+        exec(compile(tree, module.new.source.path, "exec", dont_inherit=True), namespace)
+    for name, value in early.items():
+        if namespace.get(name, MISSING) is MISSING and name not in module.rebuilt:
+            namespace[name] = value
+
+
+def _body(module: ModuleInputs) -> list[ast.stmt]:
+    """The statements to run, with what the compiler has to see before them.
+
+    The compiler emits other code for `a.b()` when it sees that `a` is imported. Statements that are not due
+    are therefore compiled too, in a block that never runs: code is then equal to that of the whole module.
+    """
+    due = [s for s in module.statements() if s.kind != "future" and not s.is_text]
+    docstring = module.new.statements[:1] if module.new.has_docstring else []
+    before = module.old.statements[:1] if module.old.has_docstring else []
+    if not due and [s.shape for s in docstring] == [s.shape for s in before]:
+        return []
+    running = {id(s) for s in (*docstring, *due)}
+    futures = [s.node for s in module.new.statements if s.kind == "future"]
+    rest = [s.node for s in module.new.statements if s.kind != "future" and id(s) not in running]
+    return [*(s.node for s in docstring), *futures, *never(rest), *(s.node for s in due)]
+
+
+def _read_before_bound(module: ModuleInputs) -> set[str]:
+    first: dict[str, int] = {}
+    later: dict[str, set[str]] = {}
+    for index, statement in enumerate(module.new.statements):
+        for name in statement.reads.binds:
+            first.setdefault(name, index)
+            later.setdefault(name, set()).update(map(root, statement.reads.later))
+    early: set[str] = set()
+    for index, statement in enumerate(module.new.statements):
+        if id(statement) in module.run:
+            reads = _reached(map(root, statement.reads.now), later)
+            early |= {name for name in reads if first.get(name, -1) >= index}
+    return early
+
+
+def _reached(names: Iterable[str], later: dict[str, set[str]]) -> set[str]:
+    """The names that are read at once, and those that the functions among them read when called."""
+    found: set[str] = set()
+    todo = list(names)
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo.extend(later.get(name, ()))
+    return found

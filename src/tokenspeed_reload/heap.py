@@ -1,0 +1,69 @@
+"""One pass over all objects of the process, for the functions that still run old code."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+from tokenspeed_reload.adapters.caches import CACHED_FUNCTION, clear_cache
+from tokenspeed_reload.codes import fit, is_redirection
+from tokenspeed_reload.merge import Merge
+from tokenspeed_reload.undo import FunctionCode, set_code
+from tokenspeed_reload.values import same_code
+
+_NEW_CELLS = "Its closure needs values that only a new call of its maker gives."
+
+
+@contextmanager
+def thawed() -> Iterator[None]:
+    """Make objects that were hidden with gc.freeze() visible, and hide them again."""
+    frozen = gc.get_freeze_count() > 0
+    if frozen:
+        gc.unfreeze()
+    try:
+        yield
+    finally:
+        if frozen:
+            gc.freeze()
+
+
+def update_functions(objects: list[Any], merge: Merge) -> None:
+    """Give every function of the process that still has old code the code that follows it.
+
+    This reaches closures that were made at run time, and empties all functools caches of the modules.
+    """
+    kinds = {FunctionType, CACHED_FUNCTION}
+    paths = merge.codes.keys()
+    names = merge.inputs.modules
+    for value in [o for o in objects if type(o) in kinds]:
+        if type(value) is FunctionType:
+            if value.__code__.co_filename in paths:
+                _update(value, merge)
+            continue
+        inner = getattr(value, "__wrapped__", None)
+        if type(inner) is FunctionType and inner.__globals__.get("__name__") in names:
+            clear_cache(value, merge)
+
+
+def _update(function: FunctionType, merge: Merge) -> None:
+    code = function.__code__
+    after = merge.follower(code)
+    if after is None or after == code or is_redirection(function):
+        return
+    where = f"{function.__module__}.{function.__qualname__}"
+    fitted = fit(after, function, merge.definitions_for(function))
+    if fitted is None:
+        merge.replace(where, function, _NEW_CELLS, is_held=True)
+        return
+    if fitted == code:
+        return
+    merge.note_padding(fitted, after)
+    merge.log.add(FunctionCode(function))
+    set_code(function, fitted)
+    counts = not same_code(code, fitted)
+    merge.touch(function, counts=counts)
+    if counts and function.__name__ in merge.once:
+        merge.restart(where, "It runs once; what it built before this reload is kept as it is.")

@@ -1,0 +1,218 @@
+"""Which statements of a set of modules have to run again, because they or their inputs changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
+from typing import Any
+
+from tokenspeed_reload.definitions import Definitions, Statement, difference
+from tokenspeed_reload.dependencies import ImportEdge, import_edges, package_of, resolve
+from tokenspeed_reload.names import root
+
+
+@dataclass
+class ModuleInputs:
+    """One module of the set, before and after.
+
+    Attributes:
+        name: the module's name.
+        old: what it last ran.
+        new: what it shall run.
+        namespace: the live module's namespace.
+        dirty: names whose object behaves differently after the reload.
+        run: the new statements to execute, by identity of the statement.
+        rebuilt: value names that are built anew.
+        removed: names that the new version no longer binds.
+    """
+
+    name: str
+    old: Definitions
+    new: Definitions
+    namespace: Mapping[str, Any]
+    dirty: set[str] = field(default_factory=set)
+    run: set[int] = field(default_factory=set)
+    rebuilt: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
+    edges: dict[str, ImportEdge] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)
+    added: set[int] = field(default_factory=set)
+    value_names: set[str] = field(default_factory=set)
+
+    def statements(self) -> list[Statement]:
+        """The statements to execute, in source order."""
+        return [s for s in self.new.statements if id(s) in self.run]
+
+    def prepare(self) -> None:
+        """Compare the two versions and mark what changed by itself."""
+        changes = difference(self.old, self.new)
+        self.added = {id(s) for s in changes.added}
+        package = package_of(self.name, self.new.source)
+        nodes = [s.node for s in self.new.statements]
+        for edge in import_edges(self.name, self.new.source, nodes):
+            if edge.at_import and edge.name != "*":
+                self.edges[edge.binds] = edge
+        self.stars = [resolve(lv, m, package) for s in self.new.statements for lv, m in s.reads.stars]
+        self.value_names = {
+            name for s in self.new.statements if s.kind in ("value", "other") for name in s.reads.binds
+        } - {n for s in self.new.statements if s.kind in ("function", "class") for n in s.reads.binds}
+        self.removed = self.old.binds - self.new.binds
+        for statement in (*changes.added, *changes.removed):
+            self.dirty |= statement.reads.binds
+            self.dirty |= statement.reads.mutates & self.value_names
+        for statement in self.new.statements:
+            if statement.is_empty_container or statement.reads.binds & self.new.reset:
+                self.dirty |= statement.reads.binds - self.new.keep
+        self.rebuilt = self.dirty & self.value_names
+
+
+class Inputs:
+    """The analysis over all modules of a reload, as one fixed point; nothing is executed."""
+
+    def __init__(self, modules: Mapping[str, ModuleInputs]) -> None:
+        self.modules = modules
+
+    def analyse(self) -> None:
+        """Fill `dirty`, `run`, `rebuilt` and `removed` of every module."""
+        for module in self.modules.values():
+            module.prepare()
+        grown = True
+        while grown:
+            grown = False
+            for module in self.modules.values():
+                grown = self._spread(module) or grown
+        for module in self.modules.values():
+            self._choose(module)
+            self._drop_stars(module)
+
+    def is_dirty(self, module: ModuleInputs, read: str) -> bool:
+        """True when what `read` names in `module` behaves differently after the reload."""
+        parts = read.split(".")
+        if parts[0] in module.dirty:
+            return True
+        edge = module.edges.get(parts[0])
+        value = module.namespace.get(parts[0])
+        if edge is not None:
+            return self._reaches(edge.module, edge.name, parts[1:], edge.binds)
+        if isinstance(value, ModuleType):
+            return self._reaches(value.__name__, None, parts[1:], "")
+        if self._from_star(module, parts[0]):
+            return True
+        return self._object_is_dirty(value)
+
+    def _reaches(self, module: str, name: str | None, rest: list[str], binds: str) -> bool:
+        if name is None and binds and binds != module and module.startswith(binds + "."):
+            module = binds  # `import a.b` binds a
+        rest = [name, *rest] if name is not None else list(rest)
+        while rest and f"{module}.{rest[0]}" in sys.modules and not self._defines(module, rest[0]):
+            module = f"{module}.{rest.pop(0)}"
+        target = self.modules.get(module)
+        if target is not None:
+            return rest[0] in target.dirty if rest else bool(target.dirty)
+        live = sys.modules.get(module)
+        return bool(rest) and live is not None and self._object_is_dirty(vars(live).get(rest[0]))
+
+    def _defines(self, module: str, name: str) -> bool:
+        known = self.modules.get(module)
+        return known is not None and name in known.new.binds and name not in known.edges
+
+    def _from_star(self, module: ModuleInputs, name: str) -> bool:
+        return any(s in self.modules and name in self.modules[s].dirty for s in module.stars)
+
+    def _object_is_dirty(self, value: Any) -> bool:
+        """By use: an object that came here by another way than an import."""
+        if not isinstance(value, FunctionType | type):
+            return False
+        home = self.modules.get(value.__module__ or "")
+        return home is not None and root(value.__qualname__) in home.dirty
+
+    def _inner_imports_dirty(self, module: ModuleInputs, statement: Statement) -> bool:
+        package = package_of(module.name, module.new.source)
+        return any(
+            self._reaches(resolve(level, name, package), attribute, [], "")
+            for level, name, attribute in statement.reads.inner_imports
+        )
+
+    def _import_dirty(self, module: ModuleInputs, statement: Statement) -> bool:
+        if any(self._from_star_module(module, lv, m) for lv, m in statement.reads.stars):
+            return True
+        edges = (module.edges[n] for n in statement.reads.binds if n in module.edges)
+        return any(self._reaches(edge.module, edge.name, [], edge.binds) for edge in edges if edge.name is not None)
+
+    def _from_star_module(self, module: ModuleInputs, level: int, name: str) -> bool:
+        provider = self.modules.get(resolve(level, name, package_of(module.name, module.new.source)))
+        return provider is not None and bool(provider.dirty)
+
+    def _spread(self, module: ModuleInputs) -> bool:
+        before = len(module.dirty)
+        for statement in module.new.statements:
+            reads = statement.reads
+            targets = reads.binds | (reads.mutates & module.value_names)
+            if reads.stars and self._import_dirty(module, statement):
+                module.dirty |= self._star_names(module, statement)
+            if targets <= module.dirty:
+                continue
+            if statement.kind == "import":
+                module.dirty |= {n for n in reads.binds if self._import_binding_dirty(module, n)}
+            elif (
+                id(statement) in module.added
+                or any(self.is_dirty(module, read) for read in reads.now | reads.later)
+                or self._inner_imports_dirty(module, statement)
+            ):
+                module.dirty |= targets - module.new.keep
+        return len(module.dirty) != before
+
+    def _import_binding_dirty(self, module: ModuleInputs, name: str) -> bool:
+        edge = module.edges.get(name)
+        if edge is None or edge.name is None:
+            return False  # a module object stays the same; what is read from it is followed by attribute
+        if f"{edge.module}.{edge.name}" in self.modules and not self._defines(edge.module, edge.name):
+            return False
+        return self._reaches(edge.module, edge.name, [], edge.binds)
+
+    def _star_names(self, module: ModuleInputs, statement: Statement) -> set[str]:
+        names: set[str] = set()
+        for level, name in statement.reads.stars:
+            provider = self.modules.get(resolve(level, name, package_of(module.name, module.new.source)))
+            if provider is not None:
+                names |= {n for n in provider.dirty if not n.startswith("_") or n in module.namespace}
+        return names - module.new.binds
+
+    def _choose(self, module: ModuleInputs) -> None:
+        """Select the statements to run: all of a value that is rebuilt, and whatever reads something dirty."""
+        keep = {name for name in module.new.keep if name in module.namespace}
+        module.rebuilt -= keep
+        run: set[int] = set()
+        missing: set[str] = set()  # what a due statement reads and what was deleted since it was bound
+        grown = True
+        while grown:
+            grown = False
+            for statement in module.new.statements:
+                reads = statement.reads
+                if id(statement) in run or (reads.binds and reads.binds <= keep):
+                    continue
+                due = id(statement) in module.added or bool((reads.binds | reads.mutates) & module.rebuilt)
+                if statement.kind == "import":
+                    due = due or self._import_dirty(module, statement)
+                due = due or any(self.is_dirty(module, read) for read in reads.now)
+                due = due or bool(reads.binds & missing)
+                if due:
+                    missing |= {r for r in map(root, reads.now) if r not in module.namespace}
+                    run.add(id(statement))
+                    values = (reads.binds | reads.mutates) & module.value_names
+                    module.rebuilt |= values - keep
+                    grown = True
+        module.run = run
+
+    def _drop_stars(self, module: ModuleInputs) -> None:
+        """A name that came through a star import goes when its provider drops it."""
+        for star in module.stars:
+            provider = self.modules.get(star)
+            if provider is None:
+                continue
+            live = provider.namespace
+            for name in provider.removed - module.new.binds:
+                if name in module.namespace and module.namespace[name] is live.get(name):
+                    module.removed.add(name)

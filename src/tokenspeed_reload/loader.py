@@ -1,0 +1,140 @@
+"""The loader hook: it decides which bytes of a module run, and records them."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from tokenspeed_reload.records import ModuleRecord, Records, SourceText
+
+
+def within(name: str, prefixes: Sequence[str]) -> bool:
+    """True when `name` is one of `prefixes` or lies below one of them."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def compile_source(source: SourceText) -> CodeType:
+    """Compile a module as the import system would; raises SyntaxError or ValueError."""
+    return compile(source.data, source.path, "exec", dont_inherit=True)
+
+
+class RecordingLoader(SourceFileLoader):
+    """Runs a module from given bytes, never from a pyc file, and records them."""
+
+    def __init__(self, name: str, source: SourceText, origin: str, records: Records) -> None:
+        super().__init__(name, source.path)
+        self._source = source
+        self._origin = origin
+        self._records = records
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the bytes, unless the module ran already, and record what will run."""
+        record = self._records.modules.get(fullname)
+        if record is not None and record.source is self._source:
+            return record.code
+        return compile_source(self._source)
+
+    def get_source(self, fullname: str) -> str:
+        """The text that runs."""
+        record = self._records.modules.get(fullname)
+        return record.source.text if record is not None else self._source.text
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module; one that fails leaves no record."""
+        name = module.__name__
+        previous = self._records.modules.get(name)
+        code = compile_source(self._source)
+        self._records.add(ModuleRecord(name, self._source, code, self._origin))
+        try:
+            exec(code, module.__dict__)
+        except BaseException:
+            self._records.forget(name)
+            if previous is not None:
+                self._records.add(previous)
+            raise
+
+
+class SourceFinder(MetaPathFinder):
+    """The first finder of `sys.meta_path`; it serves the modules of the recorded packages.
+
+    A module is taken from the sources of a reload in progress, then from the overlay directory, then from
+    wherever the other finders have it.
+    """
+
+    def __init__(self, prefixes: Sequence[str], overlay: Path | None, records: Records) -> None:
+        self._prefixes = prefixes
+        self._overlay = overlay
+        self._records = records
+        self.serving: dict[str, SourceText] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module of the recorded packages that has Python source."""
+        if not within(fullname, self._prefixes):
+            return None
+        base = self._find_elsewhere(fullname, path, target)
+        origin = _source_path(base)
+        source = self.serving.get(fullname)
+        if source is None:
+            file = self.overlay_file(fullname) or origin
+            if file is None:
+                return base
+            source = SourceText(str(file), Path(file).read_bytes())
+        return self._spec(fullname, source, origin, base)
+
+    def overlay_file(self, name: str) -> str | None:
+        """The file of module `name` in the overlay directory, or None."""
+        if self._overlay is None:
+            return None
+        stem = self._overlay.joinpath(*name.split("."))
+        for file in (stem / "__init__.py", stem.with_name(stem.name + ".py")):
+            if file.is_file():
+                return str(file)
+        return None
+
+    def adopt(self, name: str, module: ModuleType) -> None:
+        """Record a module that was imported before the hook stood, from the file it came from."""
+        spec = getattr(module, "__spec__", None)
+        file = _source_path(spec)
+        if file is None or name in self._records.modules:
+            return
+        source = SourceText(file, Path(file).read_bytes())
+        self._records.add(ModuleRecord(name, source, compile_source(source), file))
+
+    def _find_elsewhere(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+    def _spec(self, name: str, source: SourceText, origin: str | None, base: ModuleSpec | None) -> ModuleSpec | None:
+        locations = list(base.submodule_search_locations or ()) if base is not None else []
+        if source.is_package and not locations:
+            locations = [os.path.dirname(source.path)]  # noqa: PTH120
+        loader = RecordingLoader(name, source, origin or source.path, self._records)
+        spec = importlib.util.spec_from_file_location(
+            name, source.path, loader=loader, submodule_search_locations=locations or None
+        )
+        if spec is not None:
+            spec.cached = None
+        return spec
+
+
+def _source_path(spec: ModuleSpec | None) -> str | None:
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    suffixes = tuple(importlib.machinery.SOURCE_SUFFIXES)
+    return spec.origin if spec.origin.endswith(suffixes) and Path(spec.origin).is_file() else None

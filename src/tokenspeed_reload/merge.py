@@ -1,0 +1,244 @@
+"""The merge of newly executed objects into the live ones."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any, Protocol
+
+from tokenspeed_reload.codes import CodeMap, is_redirection, redirect
+from tokenspeed_reload.definitions import Definitions
+from tokenspeed_reload.inputs import Inputs, ModuleInputs
+from tokenspeed_reload.names import reads_of
+from tokenspeed_reload.report import NeedsRestart
+from tokenspeed_reload.undo import FunctionState, UndoLog
+from tokenspeed_reload.values import same_value
+
+
+class Adapter(Protocol):
+    """How one kind of object is updated in place. Adapters are asked in order; the first that matches acts."""
+
+    def matches(self, live: Any, new: Any, merge: Merge) -> bool:
+        """True when `live` can take over what `new` is."""
+
+    def merge(self, live: Any, new: Any, where: str, merge: Merge) -> Any:
+        """Update `live`, logging each write, and return the object that stays: `live`, or else `new`."""
+
+
+@dataclass
+class Replaced:
+    """An old object that could not follow: whoever holds it is stale.
+
+    Attributes:
+        definition: the dotted name of what it was.
+        old: the object.
+        why: the reason as a sentence.
+        is_held: True when something is known to hold it, even where no name for that is found.
+    """
+
+    definition: str
+    old: Any
+    why: str
+    is_held: bool = False
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The value that a name had before the reload."""
+
+    value: Any
+
+
+@dataclass
+class Merge:
+    """The state of one reload while new objects are merged into live ones.
+
+    Attributes:
+        log: where each write is recorded before it is made.
+        adapters: the kinds of objects that can be updated, in the order in which they are asked.
+        inputs: the analysis of all modules of the reload.
+        once: names of functions whose effect is in what was built already.
+        padding: code objects with unused nonlocal names, each with the plain code that it stands for.
+        codes: for each source file, which code objects follow which.
+    """
+
+    log: UndoLog
+    adapters: Sequence[Adapter]
+    inputs: Inputs
+    once: frozenset[str]
+    padding: dict[CodeType, CodeType]
+    codes: dict[str, CodeMap] = field(default_factory=dict)
+    forced: set[tuple[int, int]] = field(default_factory=set)
+    young: dict[int, Any] = field(default_factory=dict)
+    live_of: dict[int, Any] = field(default_factory=dict)
+    new_of: dict[int, Any] = field(default_factory=dict)
+    discarded: list[Any] = field(default_factory=list)
+    touched: dict[int, Any] = field(default_factory=dict)
+    patched: dict[int, Any] = field(default_factory=dict)
+    replaced: list[Replaced] = field(default_factory=list)
+    needs_restart: list[NeedsRestart] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    constants: dict[tuple[str, str], Constant] = field(default_factory=dict)
+    superseded: list[tuple[type, type]] = field(default_factory=list)
+    bindings: int = 0
+
+    def merge(self, live: Any, new: Any, where: str) -> Any:
+        """Let `live` take over `new` if some adapter can, and return the object that stays."""
+        if live is new or id(new) in self.live_of:
+            return self.resolve(new)
+        if same_value(live, new):
+            return live
+        if id(live) in self.new_of or id(new) not in self.young:
+            return new  # `live` follows another new object, or `new` existed before
+        for adapter in self.adapters:
+            if adapter.matches(live, new, self):
+                return adapter.merge(live, new, where, self)
+        return new
+
+    def resolve(self, value: Any) -> Any:
+        """The live object that took over `value`, or `value` itself."""
+        live = self.live_of.get(id(value), value)
+        if live is value and type(value) is tuple and any(self.resolve(item) is not item for item in value):
+            return tuple(self.resolve(item) for item in value)
+        return live
+
+    def follow(self, live: Any, new: Any) -> None:
+        """Note that `live` takes over `new`, which is discarded."""
+        self.live_of[id(new)] = live
+        self.new_of[id(live)] = new
+        self.discarded.append(new)
+
+    def touch(self, target: Any, *, counts: bool = True) -> None:
+        """Note that `target` was written to; `counts` is False when only line numbers moved."""
+        self.touched[id(target)] = target
+        if counts:
+            self.patched[id(target)] = target
+
+    def replace(self, definition: str, old: Any, why: str, *, is_held: bool = False) -> None:
+        """Note that `old` could not be updated."""
+        self.replaced.append(Replaced(definition, old, why, is_held))
+
+    def restart(self, what: str, why: str) -> None:
+        """Note an edit whose effect comes with a restart only."""
+        entry = NeedsRestart(what, why)
+        if entry not in self.needs_restart:
+            self.needs_restart.append(entry)
+
+    def merge_definition(self, live: Any, new: Any, where: str) -> Any:
+        """Merge what one definition statement bound before and after, even where its kind of object changed."""
+        self.forced.add((id(live), id(new)))
+        stays = self.merge(live, new, where)
+        if stays is not new or same_value(live, new):
+            return stays
+        if type(live) is FunctionType and callable(new) and id(new) in self.young:
+            self.log.once(FunctionState, live)
+            redirect(live, new)
+            self.touch(live)
+        return stays
+
+    def same_definition(self, live: FunctionType, new: FunctionType) -> bool:
+        """True when two function objects come from one definition, before and after."""
+        if (id(live), id(new)) in self.forced:
+            return True
+        if live.__globals__ is new.__globals__ and live.__qualname__ == new.__qualname__:
+            return True
+        return live.__code__ == new.__code__ or self.follower(live.__code__) == new.__code__
+
+    def follower(self, code: CodeType) -> CodeType | None:
+        """The new code that follows an old one, or None."""
+        codes = self.codes.get(code.co_filename)
+        return codes.follower(self.padding.get(code, code)) if codes is not None else None
+
+    def is_old_code(self, value: Any) -> bool:
+        """True when `value` is a function that the old version of a reloaded module defined."""
+        if type(value) is not FunctionType:
+            return False
+        code = self.padding.get(value.__code__, value.__code__)
+        codes = self.codes.get(code.co_filename)
+        return is_redirection(value) or (codes is not None and code in codes)
+
+    def note_padding(self, code: CodeType, plain: CodeType) -> None:
+        """Remember that `code` is `plain` with unused nonlocal names."""
+        if code is not plain:
+            self.padding[code] = plain
+
+    def definitions_for(self, function: FunctionType) -> Definitions | None:
+        """The new source in which the function's code stands."""
+        path = function.__code__.co_filename
+        return next((m.new for m in self.inputs.modules.values() if m.new.source.path == path), None)
+
+    def module_of(self, value: Any) -> ModuleInputs | None:
+        """The module of this reload in which a function or class was defined."""
+        name = value.__globals__.get("__name__") if isinstance(value, FunctionType) else value.__module__
+        return self.inputs.modules.get(name or "")
+
+    def keeps_defaults(self, function: FunctionType) -> bool:
+        """True when the defaults in the function's signature and what they read did not change."""
+        module = self.module_of(function)
+        if module is None:
+            return False
+        old, new = (_find(d, function.__qualname__) for d in (module.old, module.new))
+        if not isinstance(old, _FUNCTIONS) or not isinstance(new, _FUNCTIONS):
+            return False
+        if [ast.dump(d) for d in _defaults(old)] != [ast.dump(d) for d in _defaults(new)]:
+            return False
+        return not any(self._dirty(module, ast.Expr(d)) for d in _defaults(new))
+
+    def unchanged_members(self, cls: type) -> set[str]:
+        """The members of a class that its body defines as before, from unchanged inputs."""
+        module = self.module_of(cls)
+        if module is None:
+            return set()
+        old, new = (_find(d, cls.__qualname__) for d in (module.old, module.new))
+        if not isinstance(old, ast.ClassDef) or not isinstance(new, ast.ClassDef):
+            return set()
+        before, after = _members(old), _members(new)
+        return {
+            name
+            for name, nodes in after.items()
+            if [ast.dump(n) for n in before.get(name, [])] == [ast.dump(n) for n in nodes]
+            and not any(self._dirty(module, node) for node in nodes)
+        }
+
+    def defined_members(self, cls: type) -> set[str]:
+        """The members that the old class body defined."""
+        module = self.module_of(cls)
+        old = _find(module.old, cls.__qualname__) if module else None
+        return set(_members(old)) if isinstance(old, ast.ClassDef) else set()
+
+    def _dirty(self, module: ModuleInputs, node: ast.stmt) -> bool:
+        return any(self.inputs.is_dirty(module, read) for read in reads_of(node).now)
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
+    return [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]
+
+
+def _find(definitions: Definitions, qualname: str) -> ast.AST | None:
+    """The last definition with this qualified name."""
+    nodes: Iterable[ast.AST] = [s.node for s in definitions.statements]
+    found: ast.AST | None = None
+    for part in qualname.split("."):
+        if part == "<locals>":
+            continue
+        found = None
+        for node in nodes:
+            if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and node.name == part:
+                found = node
+        if found is None:
+            return None
+        nodes = [n for n in ast.walk(found) if n is not found]
+    return found
+
+
+def _members(node: ast.ClassDef) -> dict[str, list[ast.stmt]]:
+    members: dict[str, list[ast.stmt]] = {}
+    for statement in node.body:
+        for name in reads_of(statement).binds:
+            members.setdefault(name, []).append(statement)
+    return members

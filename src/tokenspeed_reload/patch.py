@@ -1,0 +1,250 @@
+"""One reload: execute, merge, substitute, look through the heap; undo all of it when anything fails."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from types import CodeType, FunctionType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tokenspeed_reload import heap
+from tokenspeed_reload.bindings import bind
+from tokenspeed_reload.codes import CodeMap
+from tokenspeed_reload.effects import Footprint
+from tokenspeed_reload.errors import ReloadError
+from tokenspeed_reload.execute import execute
+from tokenspeed_reload.inputs import Inputs, ModuleInputs
+from tokenspeed_reload.loader import SourceFinder, within
+from tokenspeed_reload.merge import Merge
+from tokenspeed_reload.newmodules import NewModules
+from tokenspeed_reload.records import Sources, pin
+from tokenspeed_reload.report import Report
+from tokenspeed_reload.stale import find_copies, find_stale
+from tokenspeed_reload.substitute import Substitution, held_elsewhere
+from tokenspeed_reload.undo import (
+    ClassState,
+    DictContents,
+    FunctionState,
+    LineCache,
+    ParticipantState,
+    UndoLog,
+)
+
+if TYPE_CHECKING:
+    from tokenspeed_reload.reloader import Reloader
+
+# Long enough that no other thread runs between two writes unless the edited code itself blocks.
+_SWITCH_INTERVAL = 10.0
+
+
+class Patch:
+    """The work of one reload, from the analysis to an undo log that can be exchanged."""
+
+    def __init__(
+        self,
+        reloader: Reloader,
+        finder: SourceFinder,
+        inputs: Inputs,
+        codes: dict[str, CodeType],
+        sources: Sources,
+        padding: dict[CodeType, CodeType],
+        report: Report,
+    ) -> None:
+        self._reloader = reloader
+        self._finder = finder
+        self._inputs = inputs
+        self._codes = codes
+        self._sources = sources
+        self._report = report
+        self._log = UndoLog()
+        self._merge = Merge(self._log, reloader.adapters, inputs, reloader.runs_once, padding)
+        self._prefixes = [*reloader.packages, *reloader.watch]
+        self._footprint = Footprint(self._prefixes)
+        self._substitution = Substitution(self._merge)
+        self._new_modules = NewModules(self._prefixes, reloader.records)
+        self._module = ""
+
+    def run(self) -> UndoLog:
+        """Do all of it; raises ReloadError after undoing everything."""
+        collecting, interval = gc.isenabled(), sys.getswitchinterval()
+        gc.disable()
+        sys.setswitchinterval(_SWITCH_INTERVAL)
+        self._finder.serving = {**self._sources.unloaded, **self._sources.modules}
+        try:
+            self._apply()
+        except BaseException as error:
+            self._undo()
+            if isinstance(error, KeyboardInterrupt | GeneratorExit):
+                raise
+            raise self._failure(error) from error
+        finally:
+            self._finder.serving = {}
+            sys.setswitchinterval(interval)
+            if collecting:
+                gc.enable()
+        return self._log
+
+    def _apply(self) -> None:
+        if not self._inputs.modules:
+            return
+        for participant in self._reloader.participants:
+            self._log.add(ParticipantState(participant))
+        self._footprint.take([sys.modules[n] for n in self._reloader.records.modules if n in sys.modules])
+        self._new_modules.start()
+        for name, module in self._inputs.modules.items():
+            self._module = name
+            self._prepare(module)
+        for name, module in self._inputs.modules.items():
+            self._module = name
+            self._one_module(module)
+        started = time.perf_counter()
+        self._finish()
+        self._report.seconds["scan"] = time.perf_counter() - started
+
+    def _prepare(self, module: ModuleInputs) -> None:
+        """Show the new text, and learn which code follows which."""
+        record = self._reloader.records.modules[module.name]
+        code = self._codes.get(module.name, record.code)
+        self._merge.codes[record.source.path] = CodeMap(record.code, code)
+        if code is record.code:
+            return
+        source = module.new.source
+        for path in {record.source.path, source.path}:
+            self._log.add(LineCache(path))
+        pin(source)
+
+    def _one_module(self, module: ModuleInputs) -> None:
+        namespace: dict[str, Any] = vars(sys.modules[module.name])
+        if not module.run and not module.removed and module.name not in self._codes:
+            return
+        started = time.perf_counter()
+        old = dict(namespace)
+        self._log.once(DictContents, namespace)
+        self._log_mutated(module)
+        gc.collect(0)
+        execute(module, namespace)
+        self._merge.young.update((id(o), o) for o in gc.get_objects(generation=0))
+        executed = time.perf_counter()
+        bind(module, namespace, old, self._merge)
+        self._note_removed(module, old)
+        self._set_file(module, namespace)
+        holders = [*self._merge.young.values(), *self._merge.touched.values(), namespace]
+        self._substitution.in_holders(holders)
+        self._supersede(old)
+        seconds = self._report.seconds
+        seconds["execute"] = seconds.get("execute", 0.0) + executed - started
+        seconds["merge"] = seconds.get("merge", 0.0) + time.perf_counter() - executed
+
+    def _supersede(self, old_names: dict[str, Any]) -> None:
+        """Put new classes in the place of those that could not be updated."""
+        if not self._merge.superseded:
+            return
+        with heap.thawed():
+            for old, new in self._merge.superseded:
+                merge = self._merge
+                own = [
+                    old_names,
+                    merge.superseded,
+                    merge.patched,
+                    merge.touched,
+                    merge.new_of,
+                    merge.replaced,
+                ]
+                own += [(entry, vars(entry)) for entry in merge.replaced]
+                own += [vars(entry) for entry in merge.replaced] + list(merge.superseded)
+                self._substitution.supersede(old, new, [*own, *self._log.held_containers()])
+        self._merge.superseded.clear()
+
+    def _log_mutated(self, module: ModuleInputs) -> None:
+        """Statements such as `f.x = 1` write to objects that stay: log these before they run."""
+        for name in sorted({name for s in module.statements() for name in s.reads.mutates}):
+            value = module.namespace.get(name)
+            home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            if not isinstance(home, str) or not within(home, self._prefixes):
+                continue
+            if isinstance(value, ModuleType):
+                self._log.once(DictContents, vars(value))
+            elif isinstance(value, FunctionType):
+                self._log.once(FunctionState, value)
+            elif isinstance(value, type):
+                self._log.once(ClassState, value)
+
+    def _note_removed(self, module: ModuleInputs, old: dict[str, Any]) -> None:
+        for name in sorted(module.removed & old.keys()):
+            self._merge.bindings += 1
+            value = old[name]
+            is_own = isinstance(value, FunctionType | type) and value.__module__ == module.name
+            if is_own and id(value) not in self._merge.new_of:
+                self._merge.replace(f"{module.name}.{name}", value, "It was removed.")
+
+    def _set_file(self, module: ModuleInputs, namespace: dict[str, Any]) -> None:
+        if module.new.source.path != module.old.source.path and "__file__" in namespace:
+            namespace["__file__"] = module.new.source.path
+
+    def _finish(self) -> None:
+        merge = self._merge
+        self._new_modules.log_into(self._log)
+        with heap.thawed():
+            self._substitution.in_holders(self._footprint.changed())
+            suspects = held_elsewhere(merge)
+            if suspects:
+                ours = {id(suspects), id(merge.discarded), id(merge.new_of), id(merge.young)}
+                holders = [h for h in gc.get_referrers(*suspects) if id(h) not in ours | merge.young.keys()]
+                self._substitution.in_holders(holders)
+                del holders
+            del suspects
+            objects = gc.get_objects()
+            heap.update_functions(objects, merge)
+            del objects
+            self._footprint.without_repeats({id(live) for live in merge.live_of.values()})
+            self._footprint.log_into(self._log)
+            self._report.objects_patched = len(merge.patched) + merge.bindings
+            self._drop_helpers()
+            self._report.stale.extend(find_stale(merge, self._log.held_containers()))
+        self._report.stale.extend(find_copies(merge, self._reloader.records.modules))
+        self._report.needs_restart.extend(merge.needs_restart)
+        self._report.notes.extend(merge.notes)
+
+    def _drop_helpers(self) -> None:
+        merge = self._merge
+        for held in (merge.young, merge.live_of, merge.new_of, merge.touched, merge.patched):
+            held.clear()
+        merge.discarded.clear()
+        self._substitution = Substitution(merge)
+        self._footprint = Footprint(self._prefixes)
+
+    def _undo(self) -> None:
+        self._new_modules.log_into(self._log)
+        self._footprint.log_into(self._log)
+        self._log.exchange()
+        self._log.clear()
+
+    def _failure(self, error: BaseException) -> ReloadError:
+        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if isinstance(error, SyntaxError) and error.filename:
+            text = error.text.strip() if error.text else None
+            return ReloadError("patch", message, module=self._module, file=error.filename, line=error.lineno, text=text)
+        file, line = self._place(error.__traceback__)
+        return ReloadError("patch", message, module=self._module, file=file, line=line, text=self._text(file, line))
+
+    def _place(self, trace: TracebackType | None) -> tuple[str | None, int | None]:
+        """The innermost line of the recorded modules in a traceback."""
+        file: str | None = None
+        line: int | None = None
+        paths = {r.source.path for r in self._reloader.records.modules.values()}
+        paths |= {s.path for s in (*self._sources.modules.values(), *self._sources.unloaded.values())}
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename in paths:
+                file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+            trace = trace.tb_next
+        return file, line
+
+    def _text(self, file: str | None, line: int | None) -> str | None:
+        sources = (*self._sources.modules.values(), *self._sources.unloaded.values())
+        recorded = [record.source for record in self._reloader.records.modules.values()]
+        source = next((s for s in (*sources, *recorded) if s.path == file), None)
+        if source is None or line is None:
+            return None
+        lines = source.text.splitlines()
+        return lines[line - 1].strip() if line <= len(lines) else None

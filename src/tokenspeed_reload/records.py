@@ -1,0 +1,122 @@
+"""What the reloader knows of each module: the bytes that last ran."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import linecache
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import CodeType
+from typing import Literal
+
+Kind = Literal["edited", "new", "deleted"]
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """One source file as it was read: its path and its bytes."""
+
+    path: str
+    data: bytes
+
+    @property
+    def is_package(self) -> bool:
+        """True for the `__init__.py` of a package."""
+        return self.path.replace("\\", "/").endswith("/__init__.py")
+
+    @cached_property
+    def text(self) -> str:
+        """The decoded text, with the encoding that the source declares."""
+        return importlib.util.decode_source(self.data)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the bytes, in hexadecimal."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Change:
+    """A module whose source differs from what last ran.
+
+    Attributes:
+        module: its name.
+        path: the file that was looked at.
+        kind: "edited", "new" (a file that no one has imported yet) or "deleted".
+        reloadable: True when the module lies in the reloadable packages.
+    """
+
+    module: str
+    path: str
+    kind: Kind
+    reloadable: bool
+
+
+@dataclass
+class Sources:
+    """All that a reload reads; two processes given equal sources run equal code.
+
+    Attributes:
+        modules: the sources of the modules to execute, by module name.
+        unloaded: the sources of modules that are not loaded yet; new imports are served from them.
+        named: True when the caller named the modules.
+        pending: names of reloadable modules that changed but are left for later.
+        outside: names of changed modules outside of the reloadable packages.
+        deleted: names of loaded modules whose file is gone.
+    """
+
+    modules: dict[str, SourceText] = field(default_factory=dict)
+    unloaded: dict[str, SourceText] = field(default_factory=dict)
+    named: bool = False
+    pending: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ModuleRecord:
+    """The source that a module last ran.
+
+    Attributes:
+        name: the module's name.
+        source: its path and bytes.
+        code: the compiled module; its nested code objects are those of the live functions.
+        origin: the installed file, which differs from the source's path when an overlay was used.
+    """
+
+    name: str
+    source: SourceText
+    code: CodeType
+    origin: str
+
+
+class Records:
+    """The records of all modules that the loader hook saw, and their text pinned for tracebacks."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, ModuleRecord] = {}
+
+    def add(self, record: ModuleRecord) -> None:
+        """Take `record` as what runs, and pin its text."""
+        self.modules[record.name] = record
+        pin(record.source)
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of module `name`, if anything."""
+        record = self.modules.pop(name, None)
+        if record is not None:
+            linecache.cache.pop(record.source.path, None)
+
+
+LineCacheEntry = tuple[int, None, list[str], str]
+
+
+def line_cache_entry(source: SourceText) -> LineCacheEntry:
+    """The entry that shows `source`; without a time it is never checked against the disk."""
+    return (len(source.data), None, source.text.splitlines(keepends=True), source.path)
+
+
+def pin(source: SourceText) -> None:
+    """Make tracebacks and `inspect` show the text that runs, whatever the disk holds."""
+    linecache.cache[source.path] = line_cache_entry(source)

@@ -1,0 +1,234 @@
+"""The reloader: what it watches, what changed, and the start of a reload."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import CodeType
+
+from tokenspeed_reload.adapters import default_adapters
+from tokenspeed_reload.definitions import Definitions, parse
+from tokenspeed_reload.dependencies import import_edges, ordered, providers_of, used_by_objects, users
+from tokenspeed_reload.disk import Disk
+from tokenspeed_reload.errors import ReloadError, ReloadInProgress, UnknownModules
+from tokenspeed_reload.inputs import Inputs, ModuleInputs
+from tokenspeed_reload.loader import SourceFinder, compile_source, within
+from tokenspeed_reload.merge import Adapter
+from tokenspeed_reload.patch import Patch
+from tokenspeed_reload.records import Change, ModuleRecord, Records, Sources, SourceText
+from tokenspeed_reload.report import NeedsRestart, Plan, ReloadedModule, Report
+from tokenspeed_reload.transaction import Transaction
+from tokenspeed_reload.undo import Participant
+
+RUNS_ONCE = frozenset({"__init__", "__post_init__", "load_weights", "process_weights"})
+
+
+class Reloader:
+    """Reloads edited modules of a running program in place.
+
+    Args:
+        packages: names of the packages and modules that can be reloaded, with all below them.
+        watch: names of packages that are recorded too: their edits are reported, and can be forced by name.
+        overlay: a directory, laid out as the packages, whose files are taken before the installed ones.
+        adapters: how further kinds of objects are updated in place; asked before the built-in ones.
+        participants: registries and the like that want their own state restored on an undo.
+        runs_once: names of functions whose edit is reported, since their effect is in what they built.
+    """
+
+    def __init__(
+        self,
+        packages: Iterable[str],
+        watch: Iterable[str] = (),
+        overlay: Path | None = None,
+        adapters: Sequence[Adapter] = (),
+        participants: Sequence[Participant] = (),
+        runs_once: Iterable[str] = RUNS_ONCE,
+    ) -> None:
+        self.packages = list(packages)
+        self.watch = list(watch)
+        self.adapters = [*adapters, *default_adapters()]
+        self.participants = list(participants)
+        self.runs_once = frozenset(runs_once)
+        self.records = Records()
+        self._finder = SourceFinder([*self.packages, *self.watch], overlay, self.records)
+        self._disk = Disk(self.packages, overlay, self.records, self._finder)
+        self._imports: dict[str, tuple[str, set[str]]] = {}
+        self._parsed: dict[str, Definitions] = {}
+        self._padding: dict[CodeType, CodeType] = {}
+        self._open: Transaction | None = None
+
+    def install(self) -> None:
+        """Put the loader hook in place; modules that are loaded already are taken to run what the disk holds."""
+        if self._finder in sys.meta_path:
+            return
+        sys.meta_path.insert(0, self._finder)
+        for name, module in list(sys.modules.items()):
+            if within(name, [*self.packages, *self.watch]):
+                self._finder.adopt(name, module)
+        self._disk.note_files()
+
+    def uninstall(self) -> None:
+        """Take the loader hook away."""
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+
+    def add_participant(self, participant: Participant) -> None:
+        """Let `participant` take part in later reloads; adding it twice changes nothing."""
+        if not any(known is participant for known in self.participants):
+            self.participants.append(participant)
+
+    def changed(self) -> list[Change]:
+        """The modules whose source differs, by content, from what last ran."""
+        return self._disk.changes()
+
+    def looked_at(self) -> list[str]:
+        """The directories and files in which `changed` looks for reloadable modules."""
+        return self._disk.roots()
+
+    def read(self, modules: Iterable[str] | None = None) -> Sources:
+        """Read all that a reload needs from the disk.
+
+        Args:
+            modules: exactly these modules, changed or not; None for all reloadable ones that changed.
+
+        Raises:
+            UnknownModules: a name that is not loaded or not recorded.
+            ReloadError: a file that cannot be read.
+        """
+        changes = self.changed()
+        edited = [c.module for c in changes if c.kind == "edited" and c.reloadable]
+        names = edited if modules is None else list(dict.fromkeys(modules))
+        unknown = [n for n in names if n not in self.records.modules or n not in sys.modules]
+        if unknown:
+            raise UnknownModules(unknown)
+        return Sources(
+            modules={name: self._disk.read(name) for name in names},
+            unloaded=self._disk.unloaded(),
+            named=modules is not None,
+            pending=[name for name in edited if name not in names],
+            outside=[c.module for c in changes if c.kind == "edited" and not c.reloadable and c.module not in names],
+            deleted=[c.module for c in changes if c.kind == "deleted" and c.module not in names],
+        )
+
+    def plan(self, modules: Iterable[str] | None = None, sources: Sources | None = None) -> Plan:
+        """Tell what a reload would do; nothing is executed or changed.
+
+        Raises:
+            UnknownModules: a name that is not loaded or not recorded.
+            ReloadError: a file that cannot be read or has a syntax error.
+        """
+        sources = sources if sources is not None else self.read(modules)
+        why, inputs = self._analyse(sources)
+        plan = Plan(pending=sources.pending, needs_restart=_outside(sources))
+        for name, module in inputs.modules.items():
+            plan.modules.append(ReloadedModule(name, why[name]))
+            names = {n for s in module.statements() for n in s.reads.binds}
+            plan.statements[name] = sorted(names)
+            plan.removed[name] = sorted(n for n in module.removed if n in module.namespace)
+        return plan
+
+    def reload(self, modules: Iterable[str] | None = None, sources: Sources | None = None) -> Transaction:
+        """Execute changed modules and their users in place, as an open transaction.
+
+        Args:
+            modules: exactly these modules and their users; None for all reloadable ones that changed.
+            sources: what `read` gave, here or in another process; the disk is then not read.
+
+        Raises:
+            UnknownModules: a name that is not loaded or not recorded.
+            ReloadError: a failure; everything was undone.
+            ReloadInProgress: an earlier transaction is still open.
+        """
+        if self._open is not None:
+            raise ReloadInProgress
+        sources = sources if sources is not None else self.read(modules)
+        why, inputs = self._analyse(sources)
+        codes = {name: compile_source(source) for name, source in sources.modules.items()}
+        report = Report(
+            modules=[ReloadedModule(name, why[name]) for name in inputs.modules],
+            pending=list(sources.pending),
+            needs_restart=_outside(sources),
+            notes=[f"The file of {name} is gone; the module was left as it runs." for name in sources.deleted],
+        )
+        patch = Patch(self, self._finder, inputs, codes, sources, self._padding, report)
+        log = patch.run()
+
+        def close(committed: bool) -> None:
+            self._open = None
+            if committed:
+                for name, code in codes.items():
+                    origin = self.records.modules[name].origin
+                    self.records.add(ModuleRecord(name, sources.modules[name], code, origin))
+                self._disk.note_files()
+
+        self._open = Transaction(report, log, close)
+        return self._open
+
+    def reload_and_commit(self, modules: Iterable[str] | None = None) -> Report:
+        """Reload and keep the result; raises as `reload` does."""
+        transaction = self.reload(modules)
+        transaction.commit()
+        return transaction.report
+
+    def _definitions(self, name: str) -> Definitions:
+        """The statements that module `name` last ran."""
+        source = self.records.modules[name].source
+        known = self._parsed.get(name)
+        if known is None or known.source is not source:
+            known = self._parsed[name] = _parse(name, source, known)
+        return known
+
+    def _analyse(self, sources: Sources) -> tuple[dict[str, str], Inputs]:
+        """Why each module takes part, in execution order, and what of it has to run."""
+        unknown = [n for n in sources.modules if n not in self.records.modules or n not in sys.modules]
+        if unknown:
+            raise UnknownModules(unknown)
+        parsed = {name: _parse(name, source, self._definitions(name)) for name, source in sources.modules.items()}
+        why = dict.fromkeys(sources.modules, "named" if sources.named else "edited")
+        candidates = {
+            name: record
+            for name, record in self.records.modules.items()
+            if name in sys.modules and (within(name, self.packages) or name in why)
+        }
+        for name, provider in users(why, candidates, self._imports).items():
+            why[name] = f"uses {provider}"
+        modules: dict[str, ModuleInputs] = {}
+        providers: dict[str, set[str]] = {}
+        for name in why:
+            old = self._definitions(name)
+            new = parsed.get(name, old)
+            namespace = vars(sys.modules[name])
+            modules[name] = ModuleInputs(name, old, new, namespace)
+            edges = import_edges(name, new.source, [s.node for s in new.statements])
+            providers[name] = providers_of(edges, sys.modules, at_import=True)
+            if not providers[name] & why.keys():
+                providers[name] |= used_by_objects(name, namespace)
+        order = ordered(why, providers)
+        inputs = Inputs({name: modules[name] for name in order})
+        inputs.analyse()
+        return why, inputs
+
+
+def _parse(name: str, source: SourceText, previous: Definitions | None) -> Definitions:
+    try:
+        parsed = parse(source, previous)
+        compile_source(source)
+    except SyntaxError as error:
+        text = error.text.strip() if error.text else None
+        raise ReloadError(
+            "read",
+            f"{type(error).__name__}: {error.msg}",
+            module=name,
+            file=error.filename or source.path,
+            line=error.lineno,
+            text=text,
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ReloadError("read", f"{type(error).__name__}: {error}", module=name, file=source.path) from error
+    return parsed
+
+
+def _outside(sources: Sources) -> list[NeedsRestart]:
+    reason = "It lies outside of the reloadable packages and was left as it runs; name it to force it."
+    return [NeedsRestart(name, reason) for name in sources.outside]

@@ -1,0 +1,88 @@
+"""What a plan and a reload tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ReloadedModule:
+    """A module of the reload.
+
+    Attributes:
+        name: its name.
+        why: "edited", "named" or "uses <module>".
+    """
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Stale:
+    """An old object that something still holds.
+
+    Attributes:
+        definition: the dotted name of what it was.
+        why: why it could not be updated.
+        held_by: the places that hold it, in words.
+    """
+
+    definition: str
+    why: str
+    held_by: list[str]
+
+
+@dataclass(frozen=True)
+class NeedsRestart:
+    """An edit whose effect comes with a restart only.
+
+    Attributes:
+        what: the module, or the dotted name of the definition.
+        why: the reason, as a sentence.
+    """
+
+    what: str
+    why: str
+
+
+@dataclass
+class Report:
+    """The outcome of a reload.
+
+    Attributes:
+        modules: the modules of the reload, providers before users.
+        pending: changed modules that were left for later.
+        objects_patched: how many live objects and module names took new content.
+        stale: old objects that could not follow, and who holds them.
+        needs_restart: edits whose effect comes with a restart only.
+        notes: whatever else the person who edits should know, as sentences.
+        seconds: time spent in "execute", "merge" and "scan".
+    """
+
+    modules: list[ReloadedModule] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
+    objects_patched: int = 0
+    stale: list[Stale] = field(default_factory=list)
+    needs_restart: list[NeedsRestart] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Plan:
+    """What a reload would do.
+
+    Attributes:
+        modules: the modules that it would execute, providers before users.
+        statements: for each of them the top-level names that it would define anew.
+        removed: for each of them the names that it would delete.
+        pending: changed modules that it would leave.
+        needs_restart: edits whose effect comes with a restart only.
+    """
+
+    modules: list[ReloadedModule] = field(default_factory=list)
+    statements: dict[str, list[str]] = field(default_factory=dict)
+    removed: dict[str, list[str]] = field(default_factory=dict)
+    pending: list[str] = field(default_factory=list)
+    needs_restart: list[NeedsRestart] = field(default_factory=list)

@@ -1,0 +1,148 @@
+"""Who still holds an object, or a copied value, that could not follow a reload."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import CellType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+from tokenspeed_reload.dependencies import import_edges
+from tokenspeed_reload.merge import Merge, Replaced
+from tokenspeed_reload.records import ModuleRecord
+from tokenspeed_reload.report import Stale
+from tokenspeed_reload.values import same_value
+
+_LEVELS = 3
+_HOLDERS = 8
+
+
+def find_stale(merge: Merge, hidden: Iterable[Any]) -> list[Stale]:
+    """Name who holds an object that could not follow; `hidden` are holders of the reload itself."""
+    if not merge.replaced:
+        return []
+    search = _Search(merge.replaced, hidden)
+    found = []
+    for entry in merge.replaced:
+        held_by = search.holders(entry.old)
+        if held_by or entry.is_held:
+            found.append(Stale(entry.definition, entry.why, held_by))
+    return found
+
+
+def find_copies(merge: Merge, records: Mapping[str, ModuleRecord]) -> list[Stale]:
+    """Name the modules outside of the reload that copied a constant with a from-import."""
+    copies: dict[tuple[str, str], list[str]] = {}
+    for name, record in records.items():
+        module = sys.modules.get(name)
+        if module is None or name in merge.inputs.modules:
+            continue
+        text = record.source.text
+        if not any(provider.rpartition(".")[2] in text for provider, _ in merge.constants):
+            continue
+        for edge in import_edges(name, record.source, ast.parse(record.source.data).body):
+            old = merge.constants.get((edge.module, edge.name or ""))
+            if old is not None and same_value(vars(module).get(edge.binds), old.value):
+                copies.setdefault((edge.module, edge.name or ""), []).append(f"{name}.{edge.binds}")
+    why = "The value was copied by an import and the module that holds it was not executed again."
+    return [Stale(f"{module}.{name}", why, held_by) for (module, name), held_by in copies.items()]
+
+
+@dataclass(slots=True)
+class _Step:
+    """A holder on the way up, and the path from it down to the object."""
+
+    value: Any
+    path: str
+
+
+class _Search:
+    """Walks up from an object to the modules, classes and instances that hold it."""
+
+    def __init__(self, replaced: list[Replaced], hidden: Iterable[Any]) -> None:
+        self._names = {id(vars(m)): n for n, m in list(sys.modules.items()) if isinstance(m, ModuleType)}
+        self._ignored = {id(item) for item in hidden} | {id(hidden), id(replaced), id(self.__dict__)}
+        for entry in replaced:
+            self._ignored |= {id(entry), id(vars(entry))}
+
+    def holders(self, target: Any) -> list[str]:
+        """The places that hold `target`, at most a handful."""
+        found: list[str] = []
+        level = [_Step(target, "")]
+        seen = {id(target)}
+        for _ in range(_LEVELS):
+            above: list[_Step] = []
+            for step in level:
+                names, further = self._above(step, seen)
+                found.extend(names)
+                above.extend(further)
+                if step.path and not names and not further:
+                    found.append(f"{_kind(step.value)}{step.path}")
+            level = above[:_HOLDERS]
+        found.extend(f"{_kind(step.value)}{step.path}" for step in level)
+        return list(dict.fromkeys(found))[:_HOLDERS]
+
+    def _above(self, step: _Step, seen: set[int]) -> tuple[list[str], list[_Step]]:
+        """The names of the holders that have one, and the other holders to go on with."""
+        names: list[str] = []
+        further: list[_Step] = []
+        referrers = gc.get_referrers(step.value)
+        for holder in referrers:
+            if id(holder) in seen or id(holder) in self._ignored or _is_part(holder, step.value):
+                continue
+            seen.add(id(holder))
+            name, path = self._describe(holder, step.value, step.path)
+            if name:
+                names.append(name)
+            else:
+                further.append(_Step(holder, path))
+            if len(names) + len(further) > _HOLDERS:
+                break
+        del referrers
+        return names, further
+
+    def _describe(self, holder: Any, value: Any, path: str) -> tuple[str, str]:
+        """A finished name, or an empty one and the path so far."""
+        if isinstance(holder, dict):
+            key = next((k for k, v in holder.items() if v is value), None)
+            module = self._names.get(id(holder))
+            if module is not None:
+                return f"{module}.{key}{path}", ""
+            return "", f"[{key!r}]{path}" if isinstance(key, str | int) else f"[...]{path}"
+        if isinstance(holder, list | tuple):
+            index = next((i for i, v in enumerate(holder) if v is value), "...")
+            return "", f"[{index}]{path}"
+        if isinstance(holder, CellType | set | frozenset):
+            return "", path
+        if isinstance(holder, FunctionType | type):
+            return f"{holder.__module__}.{holder.__qualname__}", ""
+        return f"{_kind(holder)}{_attribute(holder, value)}{path}", ""
+
+
+def _is_part(holder: Any, value: Any) -> bool:
+    """True for holders that belong to the object itself or to this search."""
+    if isinstance(holder, FrameType) or type(holder).__module__.startswith("tokenspeed_reload."):
+        return True
+    if type(holder) is tuple and len(holder) == 2 and holder[0] is value:
+        return True
+    if isinstance(value, type):
+        own = (value.__mro__, *(vars(value).values()))
+        return any(holder is part for part in own) or type(holder) is CellType
+    return False
+
+
+def _attribute(holder: Any, value: Any) -> str:
+    state = getattr(holder, "__dict__", None)
+    if isinstance(state, dict):
+        return next((f".{name}" for name, item in state.items() if item is value), "")
+    return ""
+
+
+def _kind(holder: Any) -> str:
+    cls = type(holder)
+    return (
+        f"{cls.__qualname__} object" if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__} object"
+    )

@@ -1,0 +1,200 @@
+"""References to discarded new objects are replaced by the live objects that took them over."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections import deque
+from collections.abc import Iterable
+from types import CellType, FrameType, FunctionType, GetSetDescriptorType, MethodType
+from typing import Any
+
+from tokenspeed_reload.merge import Merge
+from tokenspeed_reload.undo import (
+    Attribute,
+    Cell,
+    ClassState,
+    DictContents,
+    Exchange,
+    FunctionState,
+    ListContents,
+    SetContents,
+    cell_value,
+)
+
+
+class Substitution:
+    """Replaces discarded objects in whatever holds them.
+
+    Holders that existed before the reload are logged; new ones need no undo.
+    """
+
+    def __init__(self, merge: Merge) -> None:
+        self._merge = merge
+        self._live_of = merge.live_of
+        self._kept: list[Any] = []  # rebuilt tuples and methods stay alive as long as their ids are used
+
+    def in_holders(self, holders: Iterable[Any]) -> None:
+        """Replace in `holders`, and in immutable objects between them by building these anew."""
+        class_dicts: set[int] = set()
+        pending = []
+        skip = {id(d) for d in self._merge.discarded}
+        for holder in holders:
+            if isinstance(holder, type):
+                class_dicts.add(id(_class_dict(holder)))
+            if id(holder) not in skip:
+                pending.append(holder)
+        grown = True
+        while grown:
+            known = len(self._live_of)
+            for holder in pending:
+                if id(holder) not in class_dicts and self._concerns(holder):
+                    self._replace(holder)
+            grown = len(self._live_of) != known
+
+    def supersede(self, old: type, new: type, hidden: Iterable[Any]) -> None:
+        """Let `new` take the place of `old` in whatever holds it; `hidden` are holders that keep it."""
+        ignored = {id(item) for item in hidden} | {id(hidden), id(old.__mro__), id(_class_dict(old))}
+        subclasses: list[type] = old.__subclasses__()
+        ignored |= {id(cls.__mro__) for cls in subclasses}
+        referrers = gc.get_referrers(old)
+        holders = [
+            holder
+            for holder in referrers
+            if id(holder) not in ignored
+            and not isinstance(holder, FrameType)
+            and not type(holder).__module__.startswith("tokenspeed_reload.")
+            and not isinstance(holder, GetSetDescriptorType)
+        ]
+        del referrers
+        self._live_of[id(old)] = new
+        self._kept.append((old, new))
+        self.in_holders(holders)
+
+    def _concerns(self, holder: Any) -> bool:
+        if isinstance(holder, type):
+            return any(id(value) in self._live_of for value in (*vars(holder).values(), *holder.__bases__))
+        return any(id(item) in self._live_of for item in gc.get_referents(holder))
+
+    def _is_young(self, holder: Any) -> bool:
+        return id(holder) in self._merge.young
+
+    def _log(self, record: Any, holder: Any) -> None:
+        if not self._is_young(holder):
+            self._merge.log.once(record, holder)
+
+    def _resolve(self, value: Any) -> Any:
+        return self._live_of.get(id(value), value)
+
+    def _replace(self, holder: Any) -> None:
+        if isinstance(holder, dict):
+            self._dict(holder)
+        elif isinstance(holder, list | deque):
+            self._log(ListContents, holder)
+            for index, value in enumerate(holder):
+                if id(value) in self._live_of:
+                    holder[index] = self._resolve(value)
+        elif type(holder) is set:
+            self._log(SetContents, holder)
+            items = [self._resolve(item) for item in holder]
+            holder.clear()
+            holder.update(items)
+        elif type(holder) is CellType:
+            self._log(Cell, holder)
+            holder.cell_contents = self._resolve(cell_value(holder))
+        elif type(holder) is FunctionType:
+            self._function(holder)
+        elif isinstance(holder, type):
+            self._class(holder)
+        else:
+            self._other(holder)
+
+    def _dict(self, holder: dict[Any, Any]) -> None:
+        self._log(DictContents, holder)
+        if any(id(key) in self._live_of for key in holder):
+            items = [(self._resolve(key), self._resolve(value)) for key, value in holder.items()]
+            holder.clear()
+            holder.update(items)
+            return
+        for key, value in holder.items():
+            if id(value) in self._live_of:
+                holder[key] = self._resolve(value)
+
+    def _function(self, holder: FunctionType) -> None:
+        if id(holder.__defaults__) in self._live_of:
+            self._log(FunctionState, holder)
+            holder.__defaults__ = self._resolve(holder.__defaults__)
+
+    def _class(self, holder: type) -> None:
+        if any(id(base) in self._live_of for base in holder.__bases__):
+            self._log(ClassState, holder)
+            try:
+                holder.__bases__ = tuple(self._resolve(base) for base in holder.__bases__)
+            except TypeError as error:
+                self._merge.notes.append(f"The bases of {holder.__qualname__} could not follow: {error}.")
+        for name, value in list(vars(holder).items()):
+            if id(value) in self._live_of and name not in ("__dict__", "__weakref__"):
+                self._log(ClassState, holder)
+                type.__setattr__(holder, name, self._resolve(value))
+
+    def _other(self, holder: Any) -> None:
+        kind = type(holder)
+        if kind is tuple:
+            self._rebuilt(holder, tuple(self._resolve(item) for item in holder))
+        elif kind is frozenset:
+            self._rebuilt(holder, frozenset(self._resolve(item) for item in holder))
+        elif kind is MethodType:
+            self._rebuilt(holder, MethodType(self._resolve(holder.__func__), self._resolve(holder.__self__)))
+        elif kind is functools.partial:
+            if not self._is_young(holder):
+                self._merge.log.add(Exchange(lambda: holder.__reduce__()[2], holder.__setstate__))
+            arguments = tuple(self._resolve(item) for item in holder.args)
+            keywords = {key: self._resolve(value) for key, value in holder.keywords.items()}
+            holder.__setstate__((self._resolve(holder.func), arguments, keywords, vars(holder) or None))
+        elif kind in (staticmethod, classmethod):
+            if not self._is_young(holder):
+                self._merge.log.add(Exchange(lambda: holder.__func__, holder.__init__))
+            holder.__init__(self._resolve(holder.__func__))
+        elif hasattr(holder, "__dict__"):
+            self._instance(holder)
+
+    def _instance(self, holder: Any) -> None:
+        state = vars(holder)
+        if isinstance(state, dict) and any(id(value) in self._live_of for value in state.values()):
+            self._dict(state)
+        new = self._live_of.get(id(type(holder)))
+        if new is not None:
+            try:
+                if not self._is_young(holder):
+                    self._merge.log.add(Attribute(holder, "__class__"))
+                holder.__class__ = new
+            except TypeError:
+                self._merge.notes.append(
+                    f"An instance of {new.__qualname__} made by the new code could not be moved to the live class."
+                )
+
+    def _rebuilt(self, old: Any, new: Any) -> None:
+        if id(old) not in self._live_of:
+            self._live_of[id(old)] = new
+            self._kept.append((old, new))
+
+
+def held_elsewhere(merge: Merge) -> list[Any]:
+    """The discarded objects that something older than the reload holds, told by their reference counts."""
+    counts: dict[int, int] = {id(d): 0 for d in merge.discarded}
+    for holder in merge.young.values():
+        for item in gc.get_referents(holder):
+            if id(item) in counts:
+                counts[id(item)] += 1
+    found = []
+    for discarded in merge.discarded:
+        # Ours: the list, the map from live to new, the map of young objects, the loop, the call.
+        ours = 4 + (id(discarded) in merge.young)
+        if sys.getrefcount(discarded) > counts[id(discarded)] + ours:
+            found.append(discarded)
+    return found
+
+
+def _class_dict(cls: type) -> Any:
+    return next(r for r in gc.get_referents(cls.__dict__) if isinstance(r, dict))

@@ -1,0 +1,54 @@
+"""Comparison of values without calling any user-defined method."""
+
+from __future__ import annotations
+
+from types import CodeType, EllipsisType, NoneType, NotImplementedType
+from typing import Any
+
+_ATOMS = frozenset({int, bool, str, bytes, NoneType, EllipsisType, NotImplementedType, range})
+_NUMBERS = frozenset({float, complex})
+
+
+def is_atom(value: Any) -> bool:
+    """True for immutable built-in values, whose identity does not matter."""
+    kind = type(value)
+    if kind in (tuple, frozenset):
+        return all(is_atom(item) for item in value)
+    return kind in _ATOMS or kind in _NUMBERS
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """True for the same object, and for equal atoms of the same type."""
+    if left is right:
+        return True
+    kind = type(left)
+    if kind is not type(right):
+        return False
+    if kind in _ATOMS:
+        return bool(left == right)
+    if kind in _NUMBERS:
+        return repr(left) == repr(right)  # tells 0.0 from -0.0, and knows nan
+    if kind is tuple:
+        return len(left) == len(right) and all(map(same_value, left, right))
+    if kind is frozenset:
+        return is_atom(left) and is_atom(right) and bool(left == right)
+    return False
+
+
+def same_dict(left: dict[str, Any] | None, right: dict[str, Any] | None) -> bool:
+    """True when two dicts have the same keys in the same order, and the same values."""
+    if left is None or right is None:
+        return not left and not right
+    return list(left) == list(right) and all(same_value(left[key], right[key]) for key in left)
+
+
+def same_code(left: CodeType, right: CodeType) -> bool:
+    """True when two code objects do the same, wherever they stand in the file."""
+    return left is right or _meaning(left) == _meaning(right)
+
+
+def _meaning(code: CodeType) -> tuple[Any, ...]:
+    constants = tuple(("code", _meaning(c)) if isinstance(c, CodeType) else (type(c), repr(c)) for c in code.co_consts)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_name)
+    return (code.co_code, constants, counts, names, code.co_exceptiontable)

@@ -1,0 +1,251 @@
+"""Which bytes run: the loader hook, the overlay, and the sources that a caller hands over."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import linecache
+import os
+import py_compile
+import sys
+
+import pytest
+
+from tokenspeed_reload import Reloader, ReloadError, Sources, SourceText, UnknownModules
+
+
+def test_what_ran_is_recorded_and_shown_although_the_disk_changed(project):
+    path = project.write_module("m", "def f():\n    return 'old'\n")
+    reloader = project.watch("m")
+    m = project.load("m")
+    path.write_text("def f():\n    return 'newer'\n")
+    linecache.checkcache()
+    assert "old" in inspect.getsource(m.f)
+    assert reloader.records.modules["m"].source.data == b"def f():\n    return 'old'\n"
+    assert [c.module for c in reloader.changed()] == ["m"]
+    assert m.f() == "old"
+
+
+def test_a_pyc_file_is_ignored(project):
+    path = project.write_module("m", "X = 1\n")
+    py_compile.compile(str(path))
+    stamp = path.stat()
+    path.write_text("X = 2\n")
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    project.watch("m")
+    assert project.load("m").X == 2
+
+
+def test_edit_of_same_size_and_time_is_seen(project, keep_stamp):
+    path = project.write_module("m", "X = 1\n")
+    reloader = project.watch("m")
+    m = project.load("m")
+    assert reloader.changed() == []
+    keep_stamp(path, "X = 2\n")
+    assert [(c.module, c.kind, c.reloadable) for c in reloader.changed()] == [("m", "edited", True)]
+    project.reload()
+    assert m.X == 2
+
+
+def test_overlay_wins_at_start_and_at_reload(project, tmp_path):
+    overlay = tmp_path / "overlay"
+    project.write_module("pkg.__init__", "")
+    project.write_module("pkg.a", "X = 'installed'")
+    project.write_module("pkg.b", "X = 'installed'")
+    (overlay / "pkg").mkdir(parents=True)
+    (overlay / "pkg" / "a.py").write_text("X = 'overlay'\n")
+    reloader = project.watch("pkg", overlay=overlay)
+    a, b = project.load("pkg.a"), project.load("pkg.b")
+    assert (a.X, b.X) == ("overlay", "installed")
+    (overlay / "pkg" / "b.py").write_text("X = 'overlay'\n")
+    assert [(c.module, c.path) for c in reloader.changed()] == [("pkg.b", str(overlay / "pkg" / "b.py"))]
+    project.reload()
+    assert b.X == "overlay"
+    assert b.__file__ == str(overlay / "pkg" / "b.py")
+    (overlay / "pkg" / "a.py").unlink()
+    project.reload()
+    assert a.X == "installed"
+    assert str(overlay) in reloader.looked_at()
+
+
+def test_module_that_only_the_overlay_has(project, tmp_path):
+    overlay = tmp_path / "overlay"
+    project.write_module("pkg.__init__", "")
+    (overlay / "pkg" / "sub").mkdir(parents=True)
+    (overlay / "pkg" / "sub" / "__init__.py").write_text("")
+    (overlay / "pkg" / "sub" / "c.py").write_text("X = 1\n")
+    project.watch("pkg", overlay=overlay)
+    assert project.load("pkg.sub.c").X == 1
+
+
+def test_modules_loaded_before_the_hook_are_adopted(project):
+    project.write_module("m", "X = 1")
+    m = project.load("m")
+    project.watch("m")
+    project.write_module("m", "X = 2")
+    project.reload()
+    assert m.X == 2
+
+
+def test_a_module_whose_import_fails_leaves_no_record(project):
+    project.write_module("m", "raise ValueError('no')")
+    reloader = project.watch("m")
+    with pytest.raises(ValueError, match="no"):
+        project.load("m")
+    assert "m" not in reloader.records.modules
+    project.write_module("m", "X = 1")
+    assert project.load("m").X == 1
+
+
+def test_other_finders_locate_the_module(project, tmp_path):
+    """As an editable install does."""
+    home = tmp_path / "elsewhere"
+    home.mkdir()
+    (home / "editable_mod.py").write_text("X = 1\n")
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "editable_mod":
+                return importlib.util.spec_from_file_location(name, home / "editable_mod.py")
+            return None
+
+    sys.meta_path.append(Finder)
+    try:
+        project.watch("editable_mod")
+        module = project.load("editable_mod")
+        (home / "editable_mod.py").write_text("X = 2\n")
+        project.reload()
+        assert module.X == 2
+    finally:
+        sys.meta_path.remove(Finder)
+
+
+def test_package_without_init(project):
+    project.write_module("space.a", "X = 1")
+    project.watch("space")
+    a = project.load("space.a")
+    project.write_module("space.a", "X = 2")
+    project.reload()
+    assert a.X == 2
+
+
+def test_given_sources_run_whatever_the_disk_holds(project):
+    path = project.write_module("m", "X = 1\ndef f(): return X\n")
+    reloader = project.watch("m")
+    m = project.load("m")
+    data = b"X = 5\ndef f():\n    return X * 2\n"
+    path.write_text("this is not Python")
+    reloader.reload(sources=Sources(modules={"m": SourceText(str(path), data)})).commit()
+    assert m.f() == 10
+    assert "X * 2" in inspect.getsource(m.f)
+
+
+def test_new_imports_are_served_from_the_sources(project):
+    project.write_module("pkg.__init__", "")
+    project.write_module("pkg.m", "X = 1")
+    project.write_module("pkg.helper", "Y = 7")
+    reloader = project.watch("pkg")
+    m = project.load("pkg.m")
+    project.write_module("pkg.m", "from pkg.helper import Y\nX = Y")
+    sources = reloader.read()
+    assert set(sources.modules) == {"pkg.m"}
+    assert "pkg.helper" in sources.unloaded
+    project.write_module("pkg.helper", "Y = 'read too late'")
+    reloader.reload(sources=sources).commit()
+    assert m.X == 7
+
+
+def test_undo_forgets_new_modules_and_swap_brings_them_back(project):
+    project.write_module("pkg.__init__", "")
+    project.write_module("pkg.m", "X = 1")
+    project.write_module("pkg.helper", "Y = 7")
+    reloader = project.watch("pkg")
+    m, pkg = project.load("pkg.m"), project.load("pkg")
+    project.write_module("pkg.m", "import pkg.helper\nX = pkg.helper.Y")
+    transaction = reloader.reload()
+    assert m.X == 7
+    transaction.swap()
+    assert "pkg.helper" not in sys.modules
+    assert not hasattr(pkg, "helper")
+    transaction.swap()
+    assert pkg.helper is sys.modules["pkg.helper"]
+    transaction.undo()
+    assert "pkg.helper" not in sys.modules
+    assert "pkg.helper" not in reloader.records.modules
+    assert (m.X, hasattr(pkg, "helper")) == (1, False)
+
+
+def test_new_and_deleted_files_are_told(project):
+    project.write_module("pkg.__init__", "")
+    path = project.write_module("pkg.m", "X = 1")
+    reloader = project.watch("pkg")
+    m = project.load("pkg.m")
+    reloader.reload_and_commit()
+    project.write_module("pkg.fresh", "X = 1")
+    path.unlink()
+    assert [(c.module, c.kind) for c in reloader.changed()] == [("pkg.m", "deleted"), ("pkg.fresh", "new")]
+    report = project.reload()
+    assert m.X == 1
+    assert "pkg.m" in report.notes[0]
+
+
+def test_unknown_names_are_refused_before_anything_happens(project):
+    project.write_module("m", "X = 1")
+    reloader = project.watch("m")
+    project.load("m")
+    with pytest.raises(UnknownModules) as caught:
+        reloader.reload(["m", "nothing", "os"])
+    assert caught.value.names == ["nothing", "os"]
+
+
+def test_named_module_whose_file_is_gone(project):
+    path = project.write_module("m", "X = 1")
+    reloader = project.watch("m")
+    project.load("m")
+    path.unlink()
+    with pytest.raises(ReloadError) as caught:
+        reloader.reload(["m"])
+    assert (caught.value.phase, caught.value.module) == ("read", "m")
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [(b"X = 1\ndef f(:\n", 2), (b"X = 1\nreturn 2\n", 2), (b"\xff\xfe\x00", None), (b"X = 1\0", None)],
+)
+def test_bytes_that_do_not_compile(project, data, line):
+    path = project.write_module("m", "X = 1")
+    reloader = project.watch("m")
+    m = project.load("m")
+    path.write_bytes(data)
+    with pytest.raises(ReloadError) as caught:
+        reloader.reload()
+    assert (caught.value.phase, caught.value.module, caught.value.line) == ("read", "m", line)
+    assert m.X == 1
+
+
+def test_encoding_may_change(project):
+    path = project.write_module("m", "X = 'ä'")
+    project.watch("m")
+    m = project.load("m")
+    path.write_bytes("# -*- coding: latin-1 -*-\nX = 'ö'\n".encode("latin-1"))
+    project.reload()
+    assert m.X == "ö"
+
+
+def test_constructor_only_stores():
+    before = list(sys.meta_path)
+    reloader = Reloader(packages=["no_such_package"])
+    assert sys.meta_path == before
+    assert reloader.changed() == []
+    assert reloader.looked_at() == []
+
+
+def test_importlib_reload_keeps_the_record_right(project):
+    project.write_module("m", "X = 1")
+    reloader = project.watch("m")
+    m = project.load("m")
+    project.write_module("m", "X = 2")
+    importlib.reload(m)
+    assert (m.X, reloader.changed()) == (2, [])

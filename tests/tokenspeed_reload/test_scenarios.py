@@ -1,0 +1,110 @@
+"""Every before/after case, run as data: the edit lands, an undo leaves no trace, nothing drifts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenspeed_reload import ReloadError
+
+CASES = [
+    case for file in sorted(Path(__file__).parent.glob("*scenarios.json")) for case in json.loads(file.read_text())
+]
+
+
+def catches(function: Callable[[], Any], kind: type[BaseException]) -> bool:
+    try:
+        function()
+    except kind:
+        return True
+    return False
+
+
+def raised_line(function: Callable[[], Any]) -> int | None:
+    try:
+        function()
+    except ValueError as error:
+        return traceback.extract_tb(error.__traceback__)[-1].lineno
+    return None
+
+
+def start(project, case) -> dict[str, Any]:
+    names = list(case["before"])
+    for name, text in case["before"].items():
+        project.write_module(name, text)
+    project.watch(*names)
+    held: dict[str, Any] = {"catches": catches, "raised_line": raised_line}
+    for name in names:
+        project.load(name)
+    exec(case["hold"], held)
+    return held
+
+
+def edit(project, case, keep_stamp) -> None:
+    for name, text in case["after"].items():
+        path = project.root / f"{name}.py"
+        if case.get("same_size_same_mtime"):
+            keep_stamp(path, text)
+        else:
+            project.write_module(name, text)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_the_edit_reaches_what_is_held(project, case, keep_stamp):
+    held = start(project, case)
+    edit(project, case, keep_stamp)
+    with contextlib.suppress(ReloadError):  # some edits are broken; what holds then is in the case
+        project.reload()
+    assert eval(case["expect"], held)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_undo_leaves_no_trace(project, case, keep_stamp, picture):
+    held = start(project, case)
+    names = list(case["before"])
+    before = picture(held, names)
+    edit(project, case, keep_stamp)
+    with contextlib.suppress(ReloadError):
+        project.reloader.reload().undo()
+    assert picture(held, names) == before
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_swap_goes_back_and_forth(project, case, keep_stamp, picture):
+    held = start(project, case)
+    names = list(case["before"])
+    before = picture(held, names)
+    edit(project, case, keep_stamp)
+    try:
+        transaction = project.reloader.reload()
+    except ReloadError:
+        assert picture(held, names) == before
+        return
+    after = picture(held, names)
+    for _ in range(5):
+        transaction.swap()
+        assert picture(held, names) == before
+        transaction.swap()
+        assert picture(held, names) == after
+    transaction.commit()
+    assert eval(case["expect"], held)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_a_reload_without_an_edit_patches_nothing(project, case, keep_stamp, picture):
+    held = start(project, case)
+    before = picture(held, list(case["before"]))
+    report = project.reload()
+    assert (report.modules, report.objects_patched, report.stale) == ([], 0, [])
+    assert picture(held, list(case["before"])) == before
+    edit(project, case, keep_stamp)
+    with contextlib.suppress(ReloadError):
+        project.reload()
+        assert project.reloader.changed() == []
+        assert project.reload().objects_patched == 0
