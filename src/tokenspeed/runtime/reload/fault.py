@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tokenspeed_reload import ReloadError
@@ -11,14 +11,14 @@ from tokenspeed_reload import ReloadError
 Fault = dict[str, Any]
 
 
-def describe(error: BaseException, edited_files: Collection[str], own_files: Collection[str]) -> Fault:
+def describe(error: BaseException, edited_files: Mapping[str, str], own_files: Collection[str]) -> Fault:
     """The error with the file, line and text that caused it, and the way there.
 
     Args:
         error: what was raised; its own place wins where it names one (a syntax error, a failed module), and
             its own phase, since the reloader checks the sources before it patches.
-        edited_files: files that this reload executes anew. The innermost frame in one of them is named: an
-            error that an edit causes often comes up in code that the edit calls.
+        edited_files: files that this reload executes anew, with their text. The innermost frame in one of them
+            is named: an error that an edit causes often comes up in code that the edit calls.
         own_files: files of all our packages, named where no edited one is on the way.
     """
     if isinstance(error, ReloadError):
@@ -34,10 +34,16 @@ def describe(error: BaseException, edited_files: Collection[str], own_files: Col
     own = [frame for frame in frames if frame.filename in own_files]
     edited = [frame for frame in own if frame.filename in edited_files]
     place = (edited or own or frames)[-1]
+
+    def text(frame: traceback.FrameSummary) -> str | None:
+        # After an undo linecache holds the old text again.
+        lines = edited_files.get(frame.filename, "").splitlines()
+        return lines[frame.lineno - 1].strip() if frame.lineno and frame.lineno <= len(lines) else frame.line
+
     return {
         "error": f"{type(error).__name__}: {error}".rstrip(": "),
         "file": place.filename,
         "line": place.lineno,
-        "text": place.line,
-        "trace": [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in own],
+        "text": text(place),
+        "trace": [f"{frame.filename}:{frame.lineno} in {frame.name}: {text(frame)}" for frame in own],
     }

@@ -108,7 +108,7 @@ class _Attempt:
         self.call = call
         self.seconds: dict[str, float] = {}
         self._transaction: Transaction | None = None
-        self._edited_files: set[str] = set()
+        self._edited_files: dict[str, str] = {}
         self._own_files = {record.source.path for record in reload.reloader.records.modules.values()}
 
     def apply(self) -> Generation:
@@ -119,8 +119,9 @@ class _Attempt:
         """
         reload = self.reload
         sources = self._phase("read", "reading", self._share_sources)
-        self._edited_files = {source.path for source in (*sources.modules.values(), *sources.unloaded.values())}
-        self._own_files |= self._edited_files
+        edited = (*sources.modules.values(), *sources.unloaded.values())
+        self._edited_files = {source.path: source.data.decode(errors="replace") for source in edited}
+        self._own_files |= self._edited_files.keys()
         self._phase("patch", "patching", lambda: self._patch(sources))
         self._phase("warm", "warming", lambda: reload.executor.warm(self._progress("warming")))
         number = reload.generation + 1

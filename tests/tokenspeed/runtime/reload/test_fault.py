@@ -26,23 +26,23 @@ def test_the_innermost_edited_line_is_named_and_the_way_is_told(tmp_path: Path) 
     with pytest.raises(ZeroDivisionError) as raised:
         outer.forward(1)
     own = {str(kernel), str(model)}
-    fault = describe(raised.value, {str(model)}, own)
+    fault = describe(raised.value, {str(model): model.read_text()}, own)
     assert (fault["file"], fault["line"], fault["text"]) == (str(model), 3, "return norm(y)")
     assert fault["error"].startswith("ZeroDivisionError: ")
     assert [line.split(": ")[-1] for line in fault["trace"]] == ["return norm(y)", "return x / 0"]
-    assert describe(raised.value, set(), own)["file"] == str(kernel)
-    assert describe(raised.value, set(), set())["file"] == str(kernel)
+    assert describe(raised.value, {}, own)["file"] == str(kernel)
+    assert describe(raised.value, {}, set())["file"] == str(kernel)
 
 
 def test_an_error_without_words_has_no_colon() -> None:
     with pytest.raises(KeyError) as raised:
         raise KeyError
-    assert describe(raised.value, set(), set())["error"] == "KeyError"
+    assert describe(raised.value, {}, set())["error"] == "KeyError"
 
 
 def test_the_reloaders_own_place_and_phase_win() -> None:
     error = ReloadError("read", "SyntaxError: bad", module="m", file="/m.py", line=4, text="x x")
-    fault = describe(error, set(), set())
+    fault = describe(error, {}, set())
     assert fault["phase"] == "read"
     assert fault["error"] == "m: SyntaxError: bad"
     assert (fault["file"], fault["line"], fault["text"]) == ("/m.py", 4, "x x")
