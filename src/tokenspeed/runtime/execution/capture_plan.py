@@ -52,7 +52,7 @@ def prefill_ladder(largest: int) -> tuple[int, ...]:
     while size < largest:
         buckets.add(size)
         half_way = size + size // 2
-        if HALF_STEPS_FROM <= size and half_way < largest:
+        if size >= HALF_STEPS_FROM and half_way < largest:
             buckets.add(half_way)
         size *= 2
     return (*sorted(buckets), largest)
