@@ -19,6 +19,8 @@ from tokenspeed.runtime.reload.forward import ForwardReload
 from tokenspeed.runtime.reload.reply import failure
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 
+NOT_ENABLED = "this server does not permit reloads; start it with --allow-reload-forward"
+
 
 @dataclass
 class Entry:
@@ -177,13 +179,11 @@ class ControlQueue:
         self._status("idle")
 
     def _answer(self, call: Reload, body: dict[str, Any]) -> None:
-        if not body["success"] or not body["modules"]:
+        reloaded = body["success"] and body["modules"]
+        if not (reloaded and self.held.answer_after(call, body)):
             self.outbox.reply(call, body)
         elif not self.scheduler.admission_open:
             self._send(self.held.give_up())
-            self.outbox.reply(call, body)
-        elif not self.held.answer_after(call, body):
-            self.outbox.reply(call, body)
 
     def _send(self, kept: tuple[ControlCall, dict[str, Any]] | None) -> None:
         if kept is not None:
@@ -192,11 +192,11 @@ class ControlQueue:
     def _gate(self) -> None:
         """Admission is closed by a pause and by anything in the queue."""
         self.scheduler.admission_open = not self.paused and not self._entries
+        if not self.scheduler.admission_open:
+            # Who waits for the first token of a held request might now wait for as long as a pause lasts.
+            self._send(self.held.give_up())
 
     def _status(self, state: str, call: Reload | None = None) -> None:
         generation = self.reload.generation if self.reload is not None else 0
         by, call_id = (call.by, call.id) if call is not None else (None, None)
         self.outbox.send(ReloadStatus(state=state, generation=generation, id=call_id, by=by))
-
-
-NOT_ENABLED = "this server does not permit reloads; start it with --allow-reload-forward"

@@ -12,7 +12,7 @@ from tokenspeed.runtime.protocol import ControlCall, RequestOutput
 class HeldRequests:
     """Measures from the arrival of the first held request to its first token.
 
-    A reload that held somebody is answered only then, so that the reply can tell the figure.
+    A reload that held somebody is answered only then, so that the reply can tell the figure (in seconds).
     """
 
     def __init__(self) -> None:
@@ -35,16 +35,15 @@ class HeldRequests:
         """The kept reply with its figure, once the first held request is among `outputs`."""
         if self._first is None or not any(output.request_id == self._first[0] for output in outputs):
             return None
-        held = time.monotonic() - self._first[1]
-        return self._release(held)
+        return self._release()
 
     def give_up(self) -> tuple[ControlCall, dict[str, Any]] | None:
-        """The kept reply without a figure: the held requests are held by something else now."""
-        return self._release(None)
+        """The kept reply with the time so far, if there is one: from now on something else holds the requests."""
+        return self._release() if self._waiting is not None else None
 
-    def _release(self, held: float | None) -> tuple[ControlCall, dict[str, Any]] | None:
-        self._first = None
+    def _release(self) -> tuple[ControlCall, dict[str, Any]] | None:
+        first, self._first = self._first, None
         waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting[1]["seconds"]["held"] = held
+        if waiting is not None and first is not None:
+            waiting[1]["seconds"]["held"] = time.monotonic() - first[1]
         return waiting

@@ -267,6 +267,26 @@ def test_a_reload_while_paused_runs_at_once_and_stays_paused(engine: Engine) -> 
     assert engine.finished() == {"held": "length"}
 
 
+@pytest.mark.parametrize("second", [reload, pause])
+def test_a_reply_that_waits_for_a_held_request_does_not_get_lost(engine: Engine, second: Any) -> None:
+    for name in "abcd":  # all seats are taken as soon as admission opens again
+        engine.submit(name, tokens=50)
+    first = reload(engine)
+    engine.submit("held")
+    engine.turn()
+    assert first not in engine.replies()
+    last = second(engine, "b") if second is reload else second(engine, "abort")
+    assert engine.replies()[first]["seconds"]["held"] > 0
+    engine.turn()
+    for name in "abcd":
+        engine.control.publish(engine.scheduler.abort(name))
+    engine.turns(5)
+    resume(engine)
+    engine.turns()
+    assert engine.replies()[last]["success"]
+    assert engine.finished()["held"] == "length"
+
+
 def test_states_are_reported_in_order(engine: Engine) -> None:
     reload(engine)
     engine.turns()
