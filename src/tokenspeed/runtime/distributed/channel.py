@@ -15,6 +15,9 @@ import zmq
 
 from tokenspeed.errors import TokenSpeedError
 
+VERDICT_GRACE_S = 5.0
+"""Seconds beyond the deadline of a vote that the peers wait for the verdict, so that rank 0 names who is silent."""
+
 
 class RankLost(TokenSpeedError):
     """A rank did not answer before the deadline."""
@@ -27,7 +30,7 @@ class Ballot(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     """Time the phase took on this rank."""
     error: dict[str, Any] | None = None
-    """What went wrong (`error`, `file`, `line`, `text`, `trace`), None when nothing did."""
+    """What went wrong, as `tokenspeed.runtime.reload.fault.describe` tells it; None when nothing did."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +64,8 @@ class Channel:
         peers = range(1, self.size) if self.rank == 0 else [self.rank]
         for peer in peers:
             socket = context.socket(zmq.PAIR)
-            socket.linger = 0
+            # The last message is mostly `Stop`, and rank 0 closes right after it.
+            socket.linger = 2000
             address = f"ipc://{self.run_dir}/rank{peer}"
             if self.rank == 0:
                 socket.bind(address)
@@ -70,7 +74,7 @@ class Channel:
             self._peers.append(socket)
 
     def close(self) -> None:
-        """Drop what was not yet delivered."""
+        """Send what is left, for two seconds at most."""
         for socket in self._peers:
             socket.close()
         self._peers.clear()
@@ -88,12 +92,16 @@ class Channel:
     def vote(self, ballot: Ballot, deadline_s: float) -> Verdict:
         """Collect one ballot a rank on rank 0 and give all of them to every rank.
 
+        Args:
+            ballot: of this rank.
+            deadline_s: seconds that rank 0 waits for all ballots; the others wait a little longer for the verdict.
+
         Raises:
-            RankLost: when a rank is silent for `deadline_s` seconds.
+            RankLost: when a rank is silent for so long.
         """
         if self.rank != 0:
             self._peers[0].send(msgspec.msgpack.encode(ballot))
-            return msgspec.msgpack.decode(self._receive(0, deadline_s + 5.0), type=Verdict)
+            return msgspec.msgpack.decode(self._receive(0, deadline_s + VERDICT_GRACE_S), type=Verdict)
         deadline = time.monotonic() + deadline_s
         ballots = [ballot]
         for index in range(len(self._peers)):
