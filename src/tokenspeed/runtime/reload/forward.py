@@ -66,7 +66,7 @@ class ForwardReload:
             sources = self.reloader.read(call.modules)
         except UnknownModules as error:
             return failure(call.id, "bad_request", "queue", str(error))
-        except ReloadError:
+        except (ReloadError, OSError):
             return None  # the read phase will meet it again, and tell every rank
         if sources.modules or call.modules is not None:
             return None
