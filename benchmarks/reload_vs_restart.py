@@ -18,7 +18,7 @@ from statistics import median
 from tests.e2e.harness import Server, dump
 
 LAYER = "tokenspeed.runtime.layers.activation"
-GRAPHS = ("--cpu-graphs", "--cudagraph-capture-sizes", "1", "2", "--prefill-graph-max-tokens", "64")
+GRAPHS = ("--cpu-graphs", "--cudagraph-capture-sizes", "1", "2", "--prefill-graph-max-tokens", "32")
 PHASES = ("drain", "read", "patch", "warm", "graphs", "total")
 
 

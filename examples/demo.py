@@ -25,7 +25,7 @@ from typing import NoReturn
 
 MODEL = "smollm2"
 QUESTION = "What is the capital of France?"
-GRAPHS = ("--cpu-graphs", "--cudagraph-capture-sizes", "1", "2", "--prefill-graph-max-tokens", "64")
+GRAPHS = ("--cpu-graphs", "--cudagraph-capture-sizes", "1", "2", "--prefill-graph-max-tokens", "32")
 
 EDITED_FILE = "ops/activation/reference.py"
 """The kernel that every MLP of the model calls, under the package tokenspeed_kernel."""
