@@ -57,8 +57,9 @@ class Front:
                     await self._first(asyncio.create_task(self._stop.wait()))
                     await self._drain()
             except TokenSpeedError as error:
-                await self._fail(error)
-                return error.exit_code
+                return await self._fail(error)
+            except Exception as error:
+                return await self._fail(unexpected(error))
         return 0
 
     def _build(self) -> None:
@@ -141,12 +142,13 @@ class Front:
         self._client.stop()
         await self._ranks.join(0 if self._hurry.is_set() else RANKS_EXIT_TIMEOUT)
 
-    async def _fail(self, error: TokenSpeedError) -> None:
-        log.error("%s", error)
+    async def _fail(self, error: TokenSpeedError) -> int:
+        """End every open request and call, and tell the parent why; the exit code."""
         await self._grpc.set_serving(False)
         reason = error if isinstance(error, EngineUnavailable) else EngineUnavailable(str(error))
         self._client.fail(reason)
-        self._status.send("failed", message=str(error), exit_code=error.exit_code)
+        report(self._status, error)
+        return error.exit_code
 
     async def _first(self, *waiters: asyncio.Future[Any], timeout: float | None = None) -> None:
         """Wait for the first of `waiters` or for `timeout`; the loss of the engine is raised."""
@@ -196,17 +198,31 @@ class Front:
         return self._description.as_json(self._client.loads, self._reloads.generation)
 
 
+def report(status: StatusPipe, error: TokenSpeedError) -> None:
+    """Tell the parent what ends this process; it prints the sentence, so that is logged only without a parent."""
+    if not status.send("failed", message=str(error), exit_code=error.exit_code):
+        log.error("%s", error)
+
+
+def unexpected(error: Exception) -> TokenSpeedError:
+    """A fault of ours as one sentence, called where it is handled; its traceback goes to the log."""
+    log.exception("the front cannot go on")
+    return TokenSpeedError(f"the front failed: {type(error).__name__}: {error}; its traceback is above")
+
+
 def main(arguments: Sequence[str] | None = None, rank_command: Sequence[str] = RANK_COMMAND) -> int:
     """Read the arguments and the configuration, and run the front; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tokenspeed.server", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="private directory with config.json")
     parser.add_argument("--status-fd", type=int, help="pipe that gets one JSON line an event")
     options = parser.parse_args(arguments)
-    config = msgspec.json.decode((options.run_dir / "config.json").read_bytes(), type=Config)
-    logging.basicConfig(
-        level=config.serve.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    front = Front(config, options.run_dir, StatusPipe(options.status_fd), rank_command)
-    return asyncio.run(front.run())
+    status = StatusPipe(options.status_fd)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        config = msgspec.json.decode((options.run_dir / "config.json").read_bytes(), type=Config)
+        logging.getLogger().setLevel(config.serve.log_level.upper())
+        return asyncio.run(Front(config, options.run_dir, status, rank_command).run())
+    except Exception as error:
+        # Outside of `run`'s own care: the configuration, or what closes at the end.
+        report(status, unexpected(error))
+        return 1

@@ -15,15 +15,16 @@ class StatusPipe:
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
 
-    def send(self, event: str, **fields: Any) -> None:
-        """Write one event; a parent that is gone is noticed by `watch`."""
+    def send(self, event: str, **fields: Any) -> bool:
+        """Write one event; whether somebody can read it. A parent that is gone is noticed by `watch`."""
         if self._fd is None:
-            return
+            return False
         line = json.dumps({"event": event, **fields}) + "\n"
         try:
             os.write(self._fd, line.encode())
         except BrokenPipeError:
-            return
+            return False
+        return True
 
     def watch(self, on_parent_gone: Callable[[], None]) -> None:
         """Call `on_parent_gone` once when the read end closes: the parent has died."""

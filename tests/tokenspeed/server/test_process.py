@@ -18,6 +18,7 @@ import httpx
 import msgspec
 import psutil
 import pytest
+import zmq
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 
 from tokenspeed.runtime.config import (
@@ -150,7 +151,27 @@ def test_a_rank_that_cannot_start_ends_the_front_with_its_sentence(
     front = start_front(Config(model=MODEL), start=start)
     assert front.wait_for("failed") == {"event": "failed", "message": message, "exit_code": code}
     assert front.process.wait(30) == code
-    assert message in front.log()
+    assert message not in front.log()  # the parent prints it
+
+
+def test_an_unexpected_exception_is_a_failed_event_too(start_front: Start) -> None:
+    front = start_front(Config(model=MODEL)).until_ready()
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(f"ipc://{front.run_dir}/from_rank0")
+        socket.send(b"no message of ours")
+        failed = front.wait_for("failed")
+    assert failed["message"].startswith("the front failed: ")
+    assert failed["message"].endswith("its traceback is above")
+    assert front.process.wait(30) == failed["exit_code"] == 1
+    assert "Traceback" in front.log()
+
+
+def test_a_configuration_that_cannot_be_read_is_a_failed_event_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}]")
+    command = [sys.executable, "-m", "tokenspeed.server", "--run-dir", str(tmp_path), "--status-fd", "1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert json.loads(result.stdout)["event"] == "failed"
+    assert result.returncode == 1
 
 
 def test_a_stop_during_the_start_is_obeyed(start_front: Start) -> None:
