@@ -26,6 +26,9 @@ from tokenspeed.server.reloads import Body, ReloadRequest, Reloads, refusal
 
 NOT_ENABLED = "reload_forward is not enabled; start the server with --allow-reload-forward (development only)"
 
+LARGEST_BODY = 1 << 20
+"""Bytes of a call's body."""
+
 T = TypeVar("T")
 
 
@@ -72,7 +75,7 @@ class ControlApp:
         if not self._allow_reload:
             return _reply(refusal("not_enabled", NOT_ENABLED))
         try:
-            body = _decode(await request.body(), ReloadRequest)
+            body = _decode(await _read(request), ReloadRequest)
             body.check()
         except RequestError as error:
             return _reply(refusal("bad_request", str(error)))
@@ -83,7 +86,7 @@ class ControlApp:
 
     async def pause_generation(self, request: Request) -> Response:
         try:
-            body = _decode(await request.body() or b"{}", PauseRequest)
+            body = _decode(await _read(request) or b"{}", PauseRequest)
         except RequestError as error:
             return _reply(_failure("bad_request", str(error)))
         return await self._call(Pause, mode=body.mode)
@@ -170,6 +173,16 @@ class _QuietServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+async def _read(request: Request) -> bytes:
+    """The body, of which never more than `LARGEST_BODY` is kept."""
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > LARGEST_BODY:
+            raise RequestError(f"the body is larger than {LARGEST_BODY} bytes; send only the fields of this call")
+    return data
 
 
 def _decode(data: bytes, kind: type[T]) -> T:

@@ -16,6 +16,9 @@ from tokenspeed.runtime.protocol import EngineInfo, SamplingParams
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing by it would overflow float32."""
 
+LONGEST_STOP_STRING = 4096
+"""Characters. The gateway's search takes time quadratic in this: 100,000 of them cost it a second a token."""
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -130,6 +133,9 @@ def _stop_strings(stop: Iterable[str]) -> tuple[str, ...]:
     unique = tuple(dict.fromkeys(stop))
     if "" in unique:
         raise RequestError("stop strings must not be empty")
+    longest = max(map(len, unique), default=0)
+    if longest > LONGEST_STOP_STRING:
+        raise RequestError(f"a stop string has {longest} characters; send at most {LONGEST_STOP_STRING}")
     return unique
 
 

@@ -158,6 +158,15 @@ async def test_the_mode_of_a_pause_is_checked_and_the_engine_s_refusal_given_bac
     assert (reply.status_code, reply.json()["message"]) == (400, "no keep")
 
 
+async def test_a_huge_body_is_refused(control: httpx.AsyncClient, front: Any) -> None:
+    huge = b'{"id": "' + b"a" * (2 << 20) + b'"}'
+    for path in ("/reload_forward", "/pause_generation"):
+        reply = await control.post(path, content=huge)
+        assert (reply.status_code, reply.json()["code"]) == (400, "bad_request")
+        assert "larger than 1048576 bytes" in reply.json()["error"]
+    assert not front.received("Reload") and not front.received("Pause")
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_the_cache_is_flushed(shared_control: httpx.AsyncClient, method: str) -> None:
     reply = await shared_control.request(method, "/flush_cache")

@@ -133,6 +133,7 @@ def test_defaults_of_what_is_not_there_pass(defaults: dict[str, Any]) -> None:
         ({"top_k": -2}, "top_k must be"),
         ({"stop_token_ids": [100]}, "stop_token_ids has the token id 100"),
         ({"stop": ["a", ""]}, "must not be empty"),
+        ({"stop": ["a", "b" * 4097]}, "a stop string has 4097 characters; send at most 4096"),
         ({"n": 2}, "n above 1"),
         ({"min_p": 0.1}, "min_p"),
         ({"frequency_penalty": 0.1}, "frequency_penalty"),
