@@ -16,6 +16,9 @@ DEFAULT_DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 SMALLEST_PREFILL_BUCKET = 16
 """Tokens of the smallest captured prefill."""
 
+LARGEST = 2**31 - 1
+"""Bound of every setting that counts something: far above what any machine has, and safe in 32 bits."""
+
 
 def option(
     default: Any,
@@ -158,16 +161,19 @@ def validate(config: Config) -> None:
     _at_least("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1)
     _at_least("--block-size", config.cache.block_size, 1)
     _at_least("--tensor-parallel-size", config.parallel.tensor_parallel_size, 1)
+    # One token of prompt and one of answer.
     for flag, value in (
         ("--max-model-len", config.model.max_model_len),
         ("--max-total-tokens", config.cache.max_total_tokens),
     ):
         if value is not None:
-            _at_least(flag, value, 1)
+            _at_least(flag, value, 2)
     if config.graphs.prefill_graph_max_tokens not in (None, 0):
         _at_least("--prefill-graph-max-tokens", config.graphs.prefill_graph_max_tokens, SMALLEST_PREFILL_BUCKET)
-    if config.serve.drain_timeout < 0:
-        raise ConfigError("--drain-timeout must be 0 or more seconds")
+    if not 0 <= config.serve.drain_timeout <= LARGEST:
+        raise ConfigError(f"--drain-timeout must be between 0 and {LARGEST} seconds")
+    if not -(2**63) <= config.model.seed < 2**64:
+        raise ConfigError("--seed must fit into 64 bits")
     for flag, port in (("--port", config.serve.port), ("--rl-control-port", config.control.rl_control_port)):
         if not 0 <= port <= 65535:
             raise ConfigError(f"{flag} must be between 0 and 65535, not {port}")
@@ -197,3 +203,5 @@ def _validate_graphs(config: Config) -> None:
 def _at_least(flag: str, value: int, least: int) -> None:
     if value < least:
         raise ConfigError(f"{flag} must be {least} or more, not {value}")
+    if value > LARGEST:
+        raise ConfigError(f"{flag} must be {LARGEST} or less, not {value}")

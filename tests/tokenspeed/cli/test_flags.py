@@ -98,3 +98,24 @@ def test_no_abbreviations() -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         parse("m", "--enforce-eager", "--cpu-graphs")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--max-model-len", "1", "--max-model-len must be 2 or more"),
+        ("--max-total-tokens", "1", "--max-total-tokens must be 2 or more"),
+        ("--max-num-seqs", "0", "--max-num-seqs must be 1 or more"),
+        ("--max-num-seqs", str(2**31), "--max-num-seqs must be 2147483647 or less"),
+        ("--block-size", str(10**30), "--block-size must be 2147483647 or less"),
+        ("--drain-timeout", "-1", "--drain-timeout must be between 0"),
+        ("--drain-timeout", "nan", "--drain-timeout must be between 0"),
+        ("--drain-timeout", "inf", "--drain-timeout must be between 0"),
+        ("--seed", str(2**64), "--seed must fit into 64 bits"),
+        ("--seed", str(-(2**63) - 1), "--seed must fit into 64 bits"),
+        ("--port", "65536", "--port must be between 0 and 65535"),
+    ],
+)
+def test_a_value_out_of_range_is_one_sentence(flag: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse("m", f"{flag}={value}")
