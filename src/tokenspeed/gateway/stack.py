@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from tokenspeed.errors import ConfigError, TokenSpeedError
+from tokenspeed.errors import ConfigError, ResourceError, TokenSpeedError
 from tokenspeed.gateway.child import Child
 from tokenspeed.gateway.front import FRONT_COMMAND, started_front
 from tokenspeed.gateway.ports import LOOPBACK, claim, reachable
@@ -56,15 +57,29 @@ def serve(config: Config, front_command: Sequence[str] = FRONT_COMMAND) -> int:
 
 
 async def _serve(config: Config, front_command: Sequence[str]) -> int:
-    base = tempfile.gettempdir()
-    with tempfile.TemporaryDirectory(
-        prefix="tokenspeed-", dir=base if len(base) <= MAX_TEMPORARY_PATH else "/tmp"
-    ) as run_dir:
+    with private_directory() as run_dir:
         try:
-            await Stack(config, Path(run_dir), front_command).run()
+            await Stack(config, run_dir, front_command).run()
         except StopAsked as stop:
             return 128 + stop.signum
     return 0
+
+
+@contextmanager
+def private_directory() -> Iterator[Path]:
+    """A directory of this run alone, with a path short enough for sockets in it.
+
+    Raises:
+        ResourceError: when there is no place for it.
+    """
+    try:
+        base = tempfile.gettempdir()
+        short = base if len(os.fsencode(base)) <= MAX_TEMPORARY_PATH else "/tmp"
+        directory = tempfile.TemporaryDirectory(prefix="tokenspeed-", dir=short, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ResourceError("no temporary directory can be written to; set TMPDIR to a short one that can") from error
+    with directory as path:
+        yield Path(path)
 
 
 def public_host(config: Config) -> str:
