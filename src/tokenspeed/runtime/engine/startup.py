@@ -62,8 +62,7 @@ class Startup:
             model = build_model(self.source.config, self.group)
             model.materialize(self.device, self.dtype)
         with self._phase("load"):
-            options = self.config.model
-            load_weights(model, self.source, options.load_format, options.seed, self.device, self.dtype)
+            load_weights(model, self.source, self.config.model.seed, self.device, self.dtype)
             model.plan(self.device, self.dtype)
         with self._phase("kv"):
             self.pool = self._allocate_kv(model)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import torch
 
-from tokenspeed.errors import ModelError
 from tokenspeed.runtime.loader.dummy import dummy_weights
 from tokenspeed.runtime.loader.gguf_file import open_gguf
 from tokenspeed.runtime.loader.gguf_weights import gguf_weights
@@ -18,7 +17,6 @@ from tokenspeed.runtime.models.base import CausalLM
 def load_weights(
     model: CausalLM,
     source: ModelSource,
-    load_format: str,
     seed: int,
     device: torch.device,
     dtype: torch.dtype,
@@ -27,8 +25,7 @@ def load_weights(
 
     Args:
         model: has memory for its parameters; takes full weights, converts them and keeps its own part.
-        source: where the weights are.
-        load_format: auto takes the form of `source`; the others are as in `ModelOptions`.
+        source: where the weights are, and in what format.
         seed: of dummy weights.
         device: where dequantised and dummy weights are made.
         dtype: of dummy weights.
@@ -36,22 +33,19 @@ def load_weights(
     Raises:
         ModelError: for weights that are missing, damaged, or do not fit `model`.
     """
-    form = source.format if load_format == "auto" else load_format
-    if form == "dummy":
+    if source.format == "dummy":
         shapes = {name: slot.shape for name, (_, slot) in model.weight_slots().items()}
         model.load_weights(dummy_weights(shapes, seed, device, dtype))
     else:
-        model.load_weights(checkpoint_weights(source, form, device))
+        model.load_weights(checkpoint_weights(source, device))
 
 
-def checkpoint_weights(source: ModelSource, form: str, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+def checkpoint_weights(source: ModelSource, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights of `source` as (Hugging Face name, full tensor), each made when it is asked for.
 
     Raises:
-        ModelError: if `source` is not of the form `form` (safetensors or gguf), or damaged.
+        ModelError: if `source` is damaged.
     """
-    if form == "gguf" and source.path.is_file():
+    if source.format == "gguf":
         return gguf_weights(open_gguf(source.path), source.config, device)
-    if form == "safetensors" and source.path.is_dir():
-        return safetensors_weights(source.path)
-    raise ModelError(f"{source.path} holds no {form} weights; give another --load-format")
+    return safetensors_weights(source.path)

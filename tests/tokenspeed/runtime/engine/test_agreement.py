@@ -45,7 +45,7 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
 
     source = resolve(ModelOptions(model="smollm2"), lambda _: None)
     model = LlamaForCausalLM(AutoConfig.from_pretrained(source.tokenizer_dir)).float().eval()
-    weights = dict(checkpoint_weights(source, "gguf", torch.device("cpu")))
+    weights = dict(checkpoint_weights(source, torch.device("cpu")))
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert set(missing) <= {"lm_head.weight"} and not unexpected  # the head is tied to the embedding
     model.tie_weights()

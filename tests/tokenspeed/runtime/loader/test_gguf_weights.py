@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 def load(path: Path) -> dict[str, torch.Tensor]:
     source = resolve(ModelOptions(model=str(path)), print)
-    return dict(checkpoint_weights(source, "gguf", CPU))
+    return dict(checkpoint_weights(source, CPU))
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_1])
@@ -50,7 +50,7 @@ def test_plain_types_are_not_converted(write_gguf: WriteGGUF, llama_tensors: Cal
 def test_the_real_model(smollm2: ModelSource) -> None:
     """Against gguf's arithmetic and llama.cpp's rule: rows 2i and 2i+1 of a head were rows i and d/2+i."""
     file = open_gguf(smollm2.path)
-    weights = dict(checkpoint_weights(smollm2, "gguf", CPU))
+    weights = dict(checkpoint_weights(smollm2, CPU))
     assert sum(tensor.numel() for tensor in weights.values()) == 134_515_008
 
     def stored(name: str, rows: int = 1536) -> torch.Tensor:

@@ -26,7 +26,6 @@ CPU = torch.device("cpu")
 
 def loaded(
     source: ModelSource,
-    load_format: str = "auto",
     *,
     group: Group | None = None,
     seed: int = 0,
@@ -34,7 +33,7 @@ def loaded(
 ) -> CausalLM:
     model = build_model(source.config, group or Group.solo())
     model.materialize(CPU, dtype)
-    load_weights(model, source, load_format, seed, CPU, dtype)
+    load_weights(model, source, seed, CPU, dtype)
     return model
 
 
@@ -66,21 +65,21 @@ def test_every_form_of_one_checkpoint_is_the_same_model(
     tiny_llama.save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
     assert_equal(single, loaded(find(tmp_path / "sharded")))
     assert_equal(single, loaded(find(write_gguf(llama_tensors(tiny_llama)))))
-    assert_equal(single, loaded(find(directory), "safetensors"))
+    assert_equal(single, loaded(find(directory, "safetensors")))
 
 
 def test_the_same_weights_can_be_loaded_again(directory: Path) -> None:
     source = find(directory)
     model, fresh = loaded(source, seed=1), loaded(source)
-    load_weights(model, source, "dummy", 3, CPU, torch.float32)
+    load_weights(model, find(directory, "dummy"), 3, CPU, torch.float32)
     assert not torch.equal(next(model.parameters()), next(fresh.parameters()))
-    load_weights(model, source, "auto", 0, CPU, torch.float32)
+    load_weights(model, source, 0, CPU, torch.float32)
     assert_equal(model, fresh)
 
 
 def test_the_real_model_in_bfloat16(smollm2: ModelSource) -> None:
     model = loaded(smollm2, dtype=torch.bfloat16)
-    embedding = dict(checkpoint_weights(smollm2, "gguf", CPU))["model.embed_tokens.weight"]
+    embedding = dict(checkpoint_weights(smollm2, CPU))["model.embed_tokens.weight"]
     assert torch.equal(model.state_dict()["model.embed_tokens.weight"], embedding.to(torch.bfloat16))
 
 
@@ -116,10 +115,3 @@ def test_a_gguf_that_lacks_a_tensor(write_gguf: Callable[..., Path], llama_tenso
     tensors.pop("blk.1.ffn_up.weight")
     with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         loaded(find(write_gguf(tensors)))
-
-
-def test_a_form_that_is_not_there(directory: Path, write_gguf: Callable[..., Path]) -> None:
-    with pytest.raises(ModelError, match="holds no gguf weights"):
-        loaded(find(directory), "gguf")
-    with pytest.raises(ModelError, match="holds no safetensors weights"):
-        loaded(find(write_gguf()), "safetensors")
