@@ -7,15 +7,7 @@ from tokenspeed.runtime.engine.directives import Begin, Expire, Settle, StreamMe
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.stream import Stream
 from tokenspeed.runtime.execution.executor import Executor
-from tokenspeed.runtime.protocol import (
-    Abort,
-    Continue,
-    FlushCache,
-    Pause,
-    Reload,
-    Stop,
-    Submit,
-)
+from tokenspeed.runtime.protocol import Abort, Continue, FlushCache, Pause, Reload, Stop, Submit
 from tokenspeed.runtime.scheduler.request import Request
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 
@@ -39,7 +31,6 @@ class EngineLoop:
         self.executor = executor
         self.control = control
         self._stopped = False
-        self._loads = scheduler.loads(paused=False)
 
     def run(self) -> None:
         """Serve until a `Stop` arrives."""
@@ -49,7 +40,8 @@ class EngineLoop:
                 return
             self.control.advance()
             self._step()
-            self._report_loads()
+            # A request that waits, or a pause, changes the loads without any output.
+            self.outbox.outputs([], self.scheduler.loads(self.control.paused))
 
     def _receive(self) -> None:
         directives = self.control.decide() if self.rank == 0 else []
@@ -61,13 +53,6 @@ class EngineLoop:
         batch = self.scheduler.schedule()
         if batch is not None:
             self.control.publish(self.scheduler.commit(batch, self.executor.run(batch)))
-
-    def _report_loads(self) -> None:
-        """Tell the front what changed without any output: a request that waits, a pause."""
-        loads = self.scheduler.loads(self.control.paused)
-        if loads != self._loads:
-            self._loads = loads
-            self.outbox.outputs([], loads)
 
     def _handle(self, message: StreamMessage) -> None:
         match message:

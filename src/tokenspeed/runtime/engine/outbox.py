@@ -18,6 +18,7 @@ class Outbox:
         self.rank = rank
         self.run_dir = run_dir
         self._encoder = msgspec.msgpack.Encoder()
+        self._last_loads = Loads()
 
     def open(self) -> None:
         """Connect to the front."""
@@ -37,8 +38,10 @@ class Outbox:
             self._socket.send(self._encoder.encode(message))
 
     def outputs(self, outputs: list[RequestOutput], loads: Loads) -> None:
-        """Send what a step produced."""
-        self.send(Outputs(outputs=outputs, loads=loads))
+        """Send what a step produced, or that the loads changed without any output; else nothing."""
+        if outputs or loads != self._last_loads:
+            self._last_loads = loads
+            self.send(Outputs(outputs=outputs, loads=loads))
 
     def reply(self, call: ControlCall, body: dict[str, Any]) -> None:
         """Answer `call`."""
