@@ -176,7 +176,11 @@ class ControlQueue:
     def _end(self, call: Reload, body: dict[str, Any]) -> None:
         self._gate()
         self._answer(call, body)
-        self._status("idle")
+        if self._entries:
+            head = self._entries[0]
+            self._status("draining" if head.draining else "queued", head.call)
+        else:
+            self._status("idle")
 
     def _answer(self, call: Reload, body: dict[str, Any]) -> None:
         reloaded = body["success"] and body["modules"]

@@ -293,6 +293,17 @@ def test_states_are_reported_in_order(engine: Engine) -> None:
     assert engine.states() == ["queued", "draining", "idle"]
 
 
+def test_a_reload_that_expires_behind_another_leaves_its_state(engine: Engine) -> None:
+    engine.submit("running", tokens=5)
+    engine.turn()
+    reload(engine, "first")
+    engine.turn()
+    reload(engine, "second", timeout_s=0.0)
+    engine.turn()
+    last = [m for m in engine.outbox.sent if isinstance(m, ReloadStatus)][-1]
+    assert (last.state, last.id) == ("draining", "first")
+
+
 def test_without_the_flag_a_reload_is_refused_and_nothing_held(engine: Engine) -> None:
     control = ControlQueue(engine.scheduler, engine.outbox, None)  # type: ignore[arg-type]
     control.add(Reload(call=1, id="a"))
