@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 
 from tokenspeed.errors import ResourceError
 from tokenspeed.gateway.child import Child
-from tokenspeed.gateway.ports import LOOPBACK, reachable
+from tokenspeed.gateway.ports import LOOPBACK, Address
 from tokenspeed.runtime.config import Config
 
 DAY = 24 * 60 * 60
@@ -40,11 +40,11 @@ def require_smg() -> None:
         raise ResourceError("the gateway (smg) is not installed; run `pip install smg`")
 
 
-def smg_command(config: Config, host: str, port: int, grpc_port: int, metrics_port: int) -> list[str]:
-    """The command that serves `host:port` in front of the engine at `grpc_port`."""
+def smg_command(config: Config, address: Address, grpc_port: int, metrics_port: int) -> list[str]:
+    """The command that serves `address` in front of the engine at `grpc_port`."""
     command = [sys.executable, "-m", "smg", "launch"]
     command += ["--backend", "tokenspeed", "--worker-urls", f"grpc://{LOOPBACK}:{grpc_port}"]
-    command += ["--host", host, "--port", str(port)]
+    command += ["--host", address.host, "--port", str(address.port)]
     command += ["--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics_port)]
     command += ["--policy", "passthrough"]
     # A request that the engine aborted must not run a second time.
@@ -82,24 +82,24 @@ async def started_smg(command: Sequence[str], environment: dict[str, str]) -> As
         await relay
 
 
-async def until_served(host: str, port: int) -> str:
+async def until_served(address: Address) -> str:
     """Wait until SMG is ready and knows the engine's model; the name under which it serves it."""
-    while (model := await asyncio.to_thread(_served_model, reachable(host), port)) is None:
+    while (model := await asyncio.to_thread(_served_model, address)) is None:
         await asyncio.sleep(0.05)
     return model
 
 
-def _served_model(host: str, port: int) -> str | None:
+def _served_model(address: Address) -> str | None:
     with suppress(OSError, http.client.HTTPException, ValueError, LookupError):
-        status, _ = _get(host, port, "/readiness")
+        status, _ = _get(address, "/readiness")
         if status == http.client.OK:
-            _, body = _get(host, port, "/v1/models")
+            _, body = _get(address, "/v1/models")
             return str(json.loads(body)["data"][0]["id"])
     return None
 
 
-def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(host, port, timeout=2)
+def _get(address: Address, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(address.reachable, address.port, timeout=2)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -17,7 +17,7 @@ import msgspec
 from tokenspeed.errors import ConfigError, ResourceError, TokenSpeedError
 from tokenspeed.gateway.child import Child
 from tokenspeed.gateway.front import FRONT_COMMAND, started_front
-from tokenspeed.gateway.ports import LOOPBACK, claim, reachable
+from tokenspeed.gateway.ports import LOOPBACK, Address, claim
 from tokenspeed.gateway.smg import require_smg, smg_command, smg_environment, started_smg, until_served
 from tokenspeed.gateway.stopping import StopAsked, Stopping
 from tokenspeed.runtime.config import Config
@@ -97,7 +97,6 @@ class Stack:
         self._config = config
         self._run_dir = run_dir
         self._front_command = front_command
-        self._host = public_host(config)
         self._guards: list[asyncio.Task[NoReturn]] = []
 
     async def run(self) -> None:
@@ -107,7 +106,7 @@ class Stack:
             StopAsked: when a signal came before the server was ready, or a second one cut the drain short.
             TokenSpeedError: when the start fails or a process ends that should not.
         """
-        port = self._check()
+        address = self._check()
         (self._run_dir / "config.json").write_bytes(msgspec.json.encode(self._config))
         stopping = Stopping()
         async with AsyncExitStack() as cleanup:
@@ -118,16 +117,16 @@ class Stack:
             stopping.children.append(front.child)
             self._guard(front.watch())
             ready = await self._unless_ended(front.ready)
-            command = smg_command(self._config, self._host, port, ready.grpc_port, claim(LOOPBACK, 0))
+            command = smg_command(self._config, address, ready.grpc_port, claim(LOOPBACK, 0).port)
             smg = await cleanup.enter_async_context(started_smg(command, smg_environment(self._config)))
             stopping.children.append(smg)
             self._guard(_fail_at_end(smg))
-            model = await self._unless_ended(self._until_served(port))
-            self._announce(model, port, ready.control_url)
+            model = await self._unless_ended(self._until_served(address))
+            self._announce(model, address, ready.control_url)
             await self._until_stopped(front.child, smg)
 
-    def _check(self) -> int:
-        """Refuse what cannot work before a process is started; the public port."""
+    def _check(self) -> Address:
+        """Refuse what cannot work before a process is started; the public address."""
         overlay = self._config.reload.reload_overlay
         if overlay is not None and not Path(overlay).is_dir():
             raise ConfigError(f"--reload-overlay {overlay} is not a directory; create it or give another")
@@ -135,22 +134,21 @@ class Stack:
         if port == self._config.control.rl_control_port != 0:
             raise ConfigError(f"--port and --rl-control-port are both {port}; give two different ones")
         require_smg()
-        return claim(self._host, port)
+        return claim(public_host(self._config), port)
 
-    async def _until_served(self, port: int) -> str:
+    async def _until_served(self, address: Address) -> str:
         try:
-            return await asyncio.wait_for(until_served(self._host, port), GATEWAY_START_TIMEOUT)
+            return await asyncio.wait_for(until_served(address), GATEWAY_START_TIMEOUT)
         except TimeoutError as error:
             message = f"the gateway (smg) did not serve the model within {GATEWAY_START_TIMEOUT:.0f} s"
             raise TokenSpeedError(f"{message}; run again with --log-level debug to see why") from error
 
-    def _announce(self, model: str, port: int, control_url: str) -> None:
+    def _announce(self, model: str, address: Address, control_url: str) -> None:
         """Print the one ready line, and what a development server must say."""
-        url = f"http://{reachable(self._host)}:{port}"
-        print(f"TokenSpeed is ready: {model} at {url}, metrics at {control_url}/metrics", flush=True)
+        print(f"TokenSpeed is ready: {model} at {address.url}, metrics at {control_url}/metrics", flush=True)
         if self._config.reload.allow_reload_forward:
             print(DEVELOPMENT_ONLY, file=sys.stderr, flush=True)
-            if self._host != LOOPBACK and self._config.serve.api_key is None:
+            if not address.is_local and self._config.serve.api_key is None:
                 print(OPEN_TO_ALL, file=sys.stderr, flush=True)
 
     async def _until_stopped(self, engine: Child, smg: Child) -> None:

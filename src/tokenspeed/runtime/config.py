@@ -177,6 +177,8 @@ def validate(config: Config) -> None:
     for flag, port in (("--port", config.serve.port), ("--rl-control-port", config.control.rl_control_port)):
         if not 0 <= port <= 65535:
             raise ConfigError(f"{flag} must be between 0 and 65535, not {port}")
+    if config.serve.api_key is not None and not config.serve.api_key.strip():
+        raise ConfigError("--api-key is empty; give a key, or leave the flag out to serve everybody")
     _validate_graphs(config)
     if config.reload.reload_overlay is not None and not config.reload.allow_reload_forward:
         raise ConfigError("--reload-overlay needs --allow-reload-forward")

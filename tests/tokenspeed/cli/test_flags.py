@@ -113,6 +113,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         ("--drain-timeout", "inf", "--drain-timeout must be between 0"),
         ("--seed", str(2**64), "--seed must fit into 64 bits"),
         ("--seed", str(-(2**63) - 1), "--seed must fit into 64 bits"),
+        ("--api-key", "", "--api-key is empty"),
         ("--port", "65536", "--port must be between 0 and 65535"),
     ],
 )

@@ -9,12 +9,13 @@ import pytest
 from smg.launch_router import parse_router_args
 
 from tokenspeed.errors import ResourceError
+from tokenspeed.gateway.ports import Address
 from tokenspeed.gateway.smg import require_smg, smg_command, smg_environment
 from tokenspeed.runtime.config import Config, ReloadOptions, ServeOptions
 
 
 def parsed(config: Config) -> Any:
-    command = smg_command(config, "127.0.0.1", 8000, 9100, 29000)
+    command = smg_command(config, Address("127.0.0.1", 8000), 9100, 29000)
     assert command[:4] == [sys.executable, "-m", "smg", "launch"]
     return parse_router_args(command[4:])
 

@@ -39,6 +39,14 @@ def test_serves_and_stops(start: Start) -> None:
     assert stack.wait() == 0
 
 
+@pytest.mark.parametrize("host", ["::1", "::", "localhost"])
+def test_serves_at_every_kind_of_address(start: Start, host: str) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    stack = start("serve", "--host", host).until_ready()
+    assert stack.ask("hello").status_code == 200
+
+
 def test_rl_routes_are_off_without_the_flag(start: Start) -> None:
     stack = start("serve").until_ready()
     done = reload_forward(stack)
