@@ -10,9 +10,6 @@ import torch
 
 from tokenspeed.errors import ResourceError
 
-SCRATCH_BLOCK = 0
-"""Block that padding rows, warm-up and capture write to; no request ever holds it."""
-
 CPU_SHARE = 0.25
 """Part of the free memory that the cache takes on a CPU when --max-total-tokens is not given."""
 CPU_LIMIT = 8 << 30
@@ -36,23 +33,25 @@ class KVShape:
         return per_token * self.block_size
 
 
-def plan_blocks(shape: KVShape, max_total_tokens: int | None, longest: int, most: int, free_bytes: int) -> int:
+def plan_blocks(
+    shape: KVShape, max_total_tokens: int | None, max_model_len: int, max_num_seqs: int, free_bytes: int
+) -> int:
     """Usable blocks of the cache (the scratch block comes on top).
 
     Args:
         shape: cost of a block.
         max_total_tokens: tokens asked for, or None for what the memory allows.
-        longest: tokens of the longest request; a cache that cannot hold one such request is refused.
-        most: requests that may run at once; more blocks than they can fill are not taken.
+        max_model_len: tokens of the longest request; a cache that cannot hold one such request is refused.
+        max_num_seqs: requests that may run at once; more blocks than they can fill are not taken.
         free_bytes: memory that is free now.
 
     Raises:
         ResourceError: when the memory does not hold the cache, or the cache not one request.
     """
-    needed = -(-longest // shape.block_size)
+    needed = -(-max_model_len // shape.block_size)
     if max_total_tokens is None:
         budget = min(int(free_bytes * CPU_SHARE), CPU_LIMIT)
-        blocks = min(budget // shape.block_bytes - 1, needed * most)
+        blocks = min(budget // shape.block_bytes - 1, needed * max_num_seqs)
     else:
         blocks = max_total_tokens // shape.block_size
         if (blocks + 1) * shape.block_bytes > free_bytes:
@@ -62,15 +61,18 @@ def plan_blocks(shape: KVShape, max_total_tokens: int | None, longest: int, most
             )
     if blocks < needed:
         raise ResourceError(
-            f"the KV cache holds {max(blocks, 0) * shape.block_size} tokens, fewer than one request of {longest}; "
-            f"lower --max-model-len, raise --max-total-tokens, or free memory"
+            f"the KV cache holds {max(blocks, 0) * shape.block_size} tokens, fewer than one request of "
+            f"{max_model_len}; lower --max-model-len, raise --max-total-tokens, or free memory"
         )
     return blocks
 
 
 class KVPool:
-    """Keys and values of every layer, in blocks. `layers[i]` is (keys, values), each
-    [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """Keys and values of every layer, in blocks.
+
+    `layers[i]` is (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]. Block 0 is scratch:
+    padding rows, warm-up and capture write to it, and no request ever holds it.
+    """
 
     def __init__(self, shape: KVShape, num_blocks: int, device: torch.device):
         self.shape = shape
