@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from tokenspeed.errors import ConfigError, ModelError
 
@@ -21,12 +21,6 @@ _ROPE_NUMBERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     }
 )
-
-
-class HFConfig(Protocol):
-    """A configuration object of transformers."""
-
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,6 @@ class ModelConfig:
     tie_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
-    hidden_act: str = "silu"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     pad_token_id: int | None = None
@@ -58,13 +51,12 @@ class ModelConfig:
     """Type of the checkpoint's weights: float32, bfloat16 or float16."""
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any] | HFConfig) -> ModelConfig:
-        """Read a parsed config.json, or a configuration object of transformers, of its version 5 or before.
+    def from_hf(cls, raw: Mapping[str, Any]) -> ModelConfig:
+        """Read a parsed config.json, as transformers 5 or an earlier version writes it.
 
         Raises:
             ModelError: for a field that is missing, contradicts another, or asks for what is not supported.
         """
-        raw = dict(config) if isinstance(config, Mapping) else config.to_dict()
         architecture = _architecture(raw)
         _refuse_unsupported(raw)
         num_heads = _size(raw, "num_attention_heads")

@@ -112,7 +112,7 @@ def make_pair() -> Callable[..., tuple[Any, Runner]]:
 
     def make(**changes: Any) -> tuple[Any, Runner]:
         theirs = hf_llama(**changes)
-        return theirs, Runner(load(ModelConfig.from_hf(theirs.config), theirs.state_dict()))
+        return theirs, Runner(load(ModelConfig.from_hf(theirs.config.to_dict()), theirs.state_dict()))
 
     return make
 
@@ -123,7 +123,7 @@ def make_ranks() -> Callable[..., tuple[Runner, list[Runner]]]:
 
     def make(groups: Sequence[Any], **changes: Any) -> tuple[Runner, list[Runner]]:
         theirs = hf_llama(**changes)
-        config = ModelConfig.from_hf(theirs.config)
+        config = ModelConfig.from_hf(theirs.config.to_dict())
         ranks = [Runner(load(config, theirs.state_dict(), group), group.size) for group in groups]
         return Runner(load(config, theirs.state_dict())), ranks
 
