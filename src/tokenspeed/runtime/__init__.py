@@ -1,0 +1,1 @@
+"""The engine: everything that the ranks run, and what the front says to them."""

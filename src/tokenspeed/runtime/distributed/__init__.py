@@ -1,0 +1,1 @@
+"""The ranks of one engine: how they exchange tensors and messages, and vote."""

@@ -1,0 +1,1 @@
+"""One rank process: start-up, the loop, the control queue."""

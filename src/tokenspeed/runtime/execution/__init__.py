@@ -1,0 +1,1 @@
+"""Running a batch: static buffers, warm-up, captured steps."""

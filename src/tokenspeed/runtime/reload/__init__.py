@@ -1,0 +1,1 @@
+"""The reload-forward transaction over all ranks."""

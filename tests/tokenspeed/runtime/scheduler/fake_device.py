@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenspeed.runtime.protocol import FinishReason, SamplingParams
-from tokenspeed.runtime.scheduler import UNKNOWN_ID, Batch, Request, Row
+from tokenspeed.runtime.scheduler.batch import UNKNOWN_ID, Batch, Row
+from tokenspeed.runtime.scheduler.request import Request
 
 VOCAB = 11
 EOS = 0

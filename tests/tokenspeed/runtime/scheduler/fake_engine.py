@@ -6,7 +6,10 @@ from typing import Any
 
 from tokenspeed.runtime.cache.manager import KVCacheManager
 from tokenspeed.runtime.protocol import RequestOutput, SamplingParams
-from tokenspeed.runtime.scheduler import Batch, Request, RequestState, Scheduler, SchedulerLimits
+from tokenspeed.runtime.scheduler.batch import Batch
+from tokenspeed.runtime.scheduler.limits import SchedulerLimits
+from tokenspeed.runtime.scheduler.request import Request, RequestState
+from tokenspeed.runtime.scheduler.scheduler import Scheduler
 
 from .fake_device import EOS, FakeDevice, reference
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tokenspeed.runtime.cache.manager import KVCacheManager
-from tokenspeed.runtime.scheduler import UNKNOWN_ID, Batch, Scheduler, SchedulerLimits
+from tokenspeed.runtime.scheduler.batch import UNKNOWN_ID, Batch
+from tokenspeed.runtime.scheduler.limits import SchedulerLimits
+from tokenspeed.runtime.scheduler.scheduler import Scheduler
 
 from .fake_engine import FakeEngine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenspeed.runtime.protocol import SamplingParams
-from tokenspeed.runtime.scheduler import Request, RequestState
+from tokenspeed.runtime.scheduler.request import Request, RequestState
 
 from .fake_device import EOS, reference
 from .fake_engine import FakeEngine

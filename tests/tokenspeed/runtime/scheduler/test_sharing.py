@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tokenspeed.runtime.scheduler import RequestState
+from tokenspeed.runtime.scheduler.request import RequestState
 
 from .fake_engine import FakeEngine
 
@@ -198,7 +198,9 @@ WORKLOAD = """
 import json
 from tokenspeed.runtime.cache.manager import KVCacheManager
 from tokenspeed.runtime.protocol import SamplingParams
-from tokenspeed.runtime.scheduler import Request, Scheduler, SchedulerLimits
+from tokenspeed.runtime.scheduler.limits import SchedulerLimits
+from tokenspeed.runtime.scheduler.request import Request
+from tokenspeed.runtime.scheduler.scheduler import Scheduler
 
 limits = SchedulerLimits(
     max_num_seqs=4, max_num_batched_tokens=9, max_model_len=40, block_size=2, eos_token_ids=(0,)
