@@ -58,7 +58,7 @@ class InProcessEngine:
 
     def __init__(self, config: Config, run_dir: Path):
         self.outbox = MemoryOutbox()
-        self.startup = Startup(config, 0, run_dir, Channel(0, 1, run_dir), self.outbox)  # type: ignore[arg-type]
+        self.startup = Startup(config, Channel(0, 1, run_dir), self.outbox)  # type: ignore[arg-type]
         self.stream = MemoryStream()
 
     def start(self) -> InProcessEngine:

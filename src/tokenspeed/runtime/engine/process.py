@@ -37,7 +37,7 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
     outbox.open()
     try:
         channel.open()
-        _serve(config, channel, outbox, run_dir, reloader)
+        _serve(config, channel, outbox, reloader)
     except TokenSpeedError as error:
         outbox.failed(str(error), error.exit_code)
         return error.exit_code
@@ -52,12 +52,12 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
     return 0
 
 
-def _serve(config: Config, channel: Channel, outbox: Outbox, run_dir: Path, reloader: Reloader | None) -> None:
-    startup = Startup(config, channel.rank, run_dir, channel, outbox)
+def _serve(config: Config, channel: Channel, outbox: Outbox, reloader: Reloader | None) -> None:
+    startup = Startup(config, channel, outbox)
     startup.run()
     stream: Stream
     if channel.rank == 0:
-        stream = FrontStream(channel, run_dir)
+        stream = FrontStream(channel)
         stream.open()
     else:
         stream = PeerStream(channel)

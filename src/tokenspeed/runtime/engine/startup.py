@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import torch
@@ -37,10 +36,8 @@ from tokenspeed.runtime.scheduler.scheduler import Scheduler
 class Startup:
     """Does the start-up phases of one rank and times them; `executor`, `scheduler` and `info` are the outcome."""
 
-    def __init__(self, config: Config, rank: int, run_dir: Path, channel: Channel, outbox: Outbox):
+    def __init__(self, config: Config, channel: Channel, outbox: Outbox):
         self.config = config
-        self.rank = rank
-        self.run_dir = run_dir
         self.channel = channel
         self.outbox = outbox
         self.seconds: dict[str, float] = {}
@@ -57,7 +54,7 @@ class Startup:
             self.max_model_len = longest_request(self.config, self.source)
         with self._phase("build"):
             self._limit_threads()
-            self.group = join(self.rank, self.channel.size, self.run_dir)
+            self.group = join(self.channel.rank, self.channel.size, self.channel.run_dir)
             self.dtype = pick_dtype(self.config.model.dtype, self.source.config.torch_dtype, self.device)
             model = build_model(self.source.config, self.group)
             model.materialize(self.device, self.dtype)
@@ -102,7 +99,7 @@ class Startup:
 
     def _resolve(self) -> ModelSource:
         """Rank 0 may have to fetch the model; the others wait and then find it."""
-        if self.rank != 0:
+        if self.channel.rank != 0:
             self.channel.broadcast(None)
             return resolve(self.config.model, lambda _: None)
         source = resolve(self.config.model, self._say("resolve"))
@@ -122,7 +119,7 @@ class Startup:
             dtype=self.dtype,
         )
         # Every rank plans with rank 0's view of the memory, so that all have as many blocks.
-        free = int(self.channel.broadcast(str(self._free_bytes()).encode() if self.rank == 0 else None))
+        free = int(self.channel.broadcast(str(self._free_bytes()).encode() if self.channel.rank == 0 else None))
         blocks = plan_blocks(
             shape, self.config.cache.max_total_tokens, self.max_model_len, self.config.scheduler.max_num_seqs, free
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -31,9 +30,8 @@ class Stream(Protocol):
 class FrontStream:
     """Rank 0's stream: from the front, passed on to the peers."""
 
-    def __init__(self, channel: Channel, run_dir: Path):
+    def __init__(self, channel: Channel):
         self.channel = channel
-        self.run_dir = run_dir
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def open(self) -> None:
@@ -41,7 +39,7 @@ class FrontStream:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.PULL)
         self._socket.linger = 0
-        self._socket.connect(f"ipc://{self.run_dir}/to_rank0")
+        self._socket.connect(f"ipc://{self.channel.run_dir}/to_rank0")
 
     def receive(self, directives: Sequence[Directive], wait_s: float | None) -> list[StreamMessage]:
         """See `Stream.receive`."""
