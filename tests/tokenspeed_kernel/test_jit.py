@@ -1,0 +1,46 @@
+"""Compiles are counted as Triton reports them, without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenspeed_kernel.jit import count_compiles
+
+
+def test_nothing_is_counted_where_triton_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    with count_compiles() as count:
+        pass
+    assert (count.compiled, count.seconds) == (0, 0.0)
+
+
+def test_a_compile_is_counted_and_a_hit_of_the_cache_is_not(tmp_path: Path) -> None:
+    triton = pytest.importorskip("triton", reason="the extra [gpu] is not installed")
+    compiler = pytest.importorskip("triton.compiler")
+    target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    source = tmp_path / "kernel.py"
+    source.write_text("import triton\n@triton.jit\ndef kernel(x):\n    pass\n")
+    names: dict[str, Any] = {}
+    exec(compile(source.read_text(), str(source), "exec"), names)
+
+    def build() -> None:
+        triton.compile(compiler.ASTSource(names["kernel"], {"x": "*fp32"}, {}), target=target)
+
+    heard: list[bool] = []
+    earlier = triton.knobs.compilation.listener
+    triton.knobs.compilation.listener = lambda **event: heard.append(event["cache_hit"])
+    try:
+        with triton.knobs.cache.scope():
+            triton.knobs.cache.dir = str(tmp_path / "cache")
+            with count_compiles() as count:
+                build()
+                build()
+        assert count.compiled == 1
+        assert count.seconds > 0
+        assert heard == [False, True]
+    finally:
+        triton.knobs.compilation.listener = earlier
