@@ -16,8 +16,12 @@ DEFAULT_DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 SMALLEST_PREFILL_BUCKET = 16
 """Tokens of the smallest captured prefill."""
 
+MOST_SEQS = 2**16
+MOST_BATCHED_TOKENS = 2**20
+"""A rank reserves buffers for a step of so many requests and tokens before it serves."""
+
 LARGEST = 2**31 - 1
-"""Bound of every setting that counts something: far above what any machine has, and safe in 32 bits."""
+"""Bound of every other setting that counts something: far above what any machine has, and safe in 32 bits."""
 
 
 def option(
@@ -157,8 +161,8 @@ def validate(config: Config) -> None:
     Raises:
         ConfigError: with one sentence that names the flag and what to give it.
     """
-    _at_least("--max-num-seqs", config.scheduler.max_num_seqs, 1)
-    _at_least("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1)
+    _between("--max-num-seqs", config.scheduler.max_num_seqs, 1, MOST_SEQS)
+    _between("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1, MOST_BATCHED_TOKENS)
     _at_least("--block-size", config.cache.block_size, 1)
     _at_least("--tensor-parallel-size", config.parallel.tensor_parallel_size, 1)
     # One token of prompt and one of answer.
@@ -203,7 +207,11 @@ def _validate_graphs(config: Config) -> None:
 
 
 def _at_least(flag: str, value: int, least: int) -> None:
+    _between(flag, value, least, LARGEST)
+
+
+def _between(flag: str, value: int, least: int, most: int) -> None:
     if value < least:
         raise ConfigError(f"{flag} must be {least} or more, not {value}")
-    if value > LARGEST:
-        raise ConfigError(f"{flag} must be {LARGEST} or less, not {value}")
+    if value > most:
+        raise ConfigError(f"{flag} must be {most} or less, not {value}")
