@@ -30,7 +30,7 @@ class RMSNorm(Layer):
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The norm of x; with a residual, the norm of `x + residual` and that sum."""
+        """The norm of x, [..., size]; with a residual of x's shape, the norm of `x + residual` and that sum."""
         if residual is None:
             return rms_norm(x, self.weight, self.eps, kernel=self.kernel)
         return add_rms_norm(x, residual, self.weight, self.eps, kernel=self.add_kernel)

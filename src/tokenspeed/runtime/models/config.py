@@ -59,21 +59,8 @@ class ModelConfig:
         """
         architecture = _architecture(raw)
         _refuse_unsupported(raw)
-        num_heads = _size(raw, "num_attention_heads")
         hidden_size = _size(raw, "hidden_size")
-        num_kv_heads = _size(raw, "num_key_value_heads", num_heads)
-        if num_heads % num_kv_heads:
-            raise ModelError(
-                f"config.json has {num_heads} attention heads and {num_kv_heads} KV heads; "
-                "the first must be a multiple of the second"
-            )
-        if raw.get("head_dim") is None and hidden_size % num_heads:
-            raise ModelError(
-                f"config.json needs head_dim, since {num_heads} heads do not divide hidden_size {hidden_size}"
-            )
-        head_dim = _size(raw, "head_dim", hidden_size // num_heads)
-        if head_dim % 2:
-            raise ModelError(f"config.json has head_dim {head_dim}; rotary embedding needs an even number")
+        num_heads, num_kv_heads, head_dim = _heads(raw, hidden_size)
         rope_theta, rope_scaling = _rope(raw)
         return cls(
             architecture=architecture,
@@ -136,6 +123,23 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelError(f"config.json has hidden_act {activation}; only models with silu are supported")
+
+
+def _heads(raw: Mapping[str, Any], hidden_size: int) -> tuple[int, int, int]:
+    """Attention heads, KV heads, and the dimensions of a head."""
+    num_heads = _size(raw, "num_attention_heads")
+    num_kv_heads = _size(raw, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"config.json has {num_heads} attention heads and {num_kv_heads} KV heads; "
+            "the first must be a multiple of the second"
+        )
+    if raw.get("head_dim") is None and hidden_size % num_heads:
+        raise ModelError(f"config.json needs head_dim, since {num_heads} heads do not divide hidden_size {hidden_size}")
+    head_dim = _size(raw, "head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise ModelError(f"config.json has head_dim {head_dim}; rotary embedding needs an even number")
+    return num_heads, num_kv_heads, head_dim
 
 
 def _rope(raw: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:

@@ -1,6 +1,7 @@
 """Llama (Touvron et al., 2023) with grouped-query attention: LlamaForCausalLM.
 
 Module names are those of the Hugging Face checkpoints, except that q, k and v and gate and up are merged.
+In the shapes below `hidden` and `residual` are [tokens, hidden_size], of the model's dtype.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 
 class LlamaAttention(nn.Module):
+    """Self-attention of layer `index`, of which each rank computes its own heads."""
+
     def __init__(self, config: ModelConfig, index: int, rotary: RotaryEmbedding, group: Group) -> None:
         super().__init__()
         self.qkv_proj = QKVParallelLinear(
@@ -42,6 +45,7 @@ class LlamaAttention(nn.Module):
         self.attention = PagedAttention(index, scale=config.head_dim**-0.5)
 
     def forward(self, hidden: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """`hidden` to its shape, summed over the ranks; `positions` are int64 [tokens]. Writes the step's KV."""
         query, key, value = self.qkv_proj(hidden)
         query, key = self.rotary(positions, query, key)
         out: Tensor = self.o_proj(self.attention(query, key, value, ctx))
@@ -49,6 +53,8 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMLP(nn.Module):
+    """The gated MLP: `down(silu(gate(x)) * up(x))`."""
+
     def __init__(self, config: ModelConfig, group: Group) -> None:
         super().__init__()
         self.gate_up_proj = ColumnParallelLinear(
@@ -62,11 +68,14 @@ class LlamaMLP(nn.Module):
         self.down_proj = RowParallelLinear(config.intermediate_size, config.hidden_size, config.mlp_bias, group)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """`hidden` to its shape, summed over the ranks."""
         out: Tensor = self.down_proj(self.activation(self.gate_up_proj(hidden)))
         return out
 
 
 class LlamaDecoderLayer(nn.Module):
+    """Attention and MLP, each behind a norm that first adds what came before to the residual."""
+
     def __init__(self, config: ModelConfig, index: int, rotary: RotaryEmbedding, group: Group) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -77,6 +86,7 @@ class LlamaDecoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, ctx: ForwardContext
     ) -> tuple[Tensor, Tensor]:
+        """(output of the MLP, residual without that output): the next norm adds the two."""
         hidden, residual = self.input_layernorm(hidden, residual)
         hidden = self.self_attn(hidden, positions, ctx)
         hidden, residual = self.post_attention_layernorm(hidden, residual)
@@ -84,6 +94,8 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
+    """Embedding, decoder layers and the final norm."""
+
     def __init__(self, config: ModelConfig, group: Group) -> None:
         super().__init__()
         rotary = RotaryEmbedding(config.head_dim, config.max_position, config.rope_theta, config.rope_scaling)
@@ -94,6 +106,7 @@ class LlamaModel(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """int64 [tokens] ids and positions to normalised hidden states [tokens, hidden_size]."""
         hidden = self.embed_tokens(input_ids)
         residual = torch.zeros_like(hidden)
         for layer in self.layers:
@@ -103,6 +116,8 @@ class LlamaModel(nn.Module):
 
 
 class LlamaForCausalLM(CausalLM):
+    """The model with its output head, which may be the embedding itself (`tie_embeddings`)."""
+
     def __init__(self, config: ModelConfig, group: Group) -> None:
         super().__init__()
         self.config = config
