@@ -8,20 +8,14 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = (
-    "tokenspeed.runtime.models",
-    "tokenspeed.runtime.layers",
-    "tokenspeed.runtime.moe",
-    "tokenspeed.runtime.sampling",
-    "tokenspeed_kernel.ops",
-    "tokenspeed_kernel.thirdparty",
-)
+from tokenspeed.forward import FORWARD_PACKAGES
+
 IMMUTABLE_CALLS = {"MappingProxyType", "TypeVar", "ParamSpec", "frozenset", "tuple", "float", "int", "str"}
 CACHE_DECORATORS = {"cache", "lru_cache"}
 
 
 def sources() -> list[Path]:
-    specs = [importlib.util.find_spec(package) for package in PACKAGES]
+    specs = [importlib.util.find_spec(package) for package in FORWARD_PACKAGES]
     roots = [Path(root) for spec in specs if spec for root in spec.submodule_search_locations or ()]
     return sorted(path for root in roots for path in root.rglob("*.py"))
 
