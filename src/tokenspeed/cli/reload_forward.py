@@ -17,6 +17,9 @@ from tokenspeed.errors import ConfigError, RequestError
 RUN_ALLOWANCE = 2 * 60 * 60.0
 """Seconds beyond --timeout for the reload itself, which --timeout does not bound."""
 
+LONGEST_TIMEOUT = 1e8
+"""Three years; sockets take no much longer one."""
+
 POLL_INTERVAL = 0.1
 """Seconds between two questions for the phase."""
 
@@ -56,8 +59,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Reload every matching engine; 0 only when each of them did."""
-    if namespace.timeout <= 0:
-        raise ConfigError(f"--timeout must be above 0 seconds, not {namespace.timeout:g}")
+    if not 0 < namespace.timeout <= LONGEST_TIMEOUT:
+        raise ConfigError(
+            f"--timeout must be above 0 and at most {LONGEST_TIMEOUT:g} seconds, not {namespace.timeout:g}"
+        )
     routes = RLRoutes(namespace.url, namespace.api_key)
     body: dict[str, Any] = {"id": str(uuid.uuid4()), "mode": namespace.mode, "timeout_s": namespace.timeout}
     if namespace.modules:

@@ -43,14 +43,27 @@ class RLRoutes:
         path = f"/v1/rl/engine/{route}?{urlencode({'selector': selector})}"
         status, text = self._request(method, path, body, timeout)
         if status in (OK, MULTI_STATUS):
-            reply: dict[str, Any] = json.loads(text)
-            return reply
+            return self._parsed(text)
         raise self._refusal(status, text, selector)
 
+    def _parsed(self, text: str) -> dict[str, Any]:
+        try:
+            reply = json.loads(text)
+        except ValueError:
+            reply = None
+        if not isinstance(reply, dict) or not isinstance(reply.get("results"), dict):
+            raise RequestError(f"{self.url} is no TokenSpeed server; give the address of one with --url")
+        return reply
+
     def _request(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> tuple[int, str]:
-        address = urlsplit(self.url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(f"--url {self.url} is not a URL; give one like http://127.0.0.1:8000")
+        mistake = ConfigError(f"--url {self.url!r} is not a URL; give one like http://127.0.0.1:8000")
+        try:
+            address = urlsplit(self.url)
+            host, port = address.hostname, address.port
+        except ValueError as error:
+            raise mistake from error
+        if address.scheme not in ("http", "https") or not host:
+            raise mistake
         import http.client  # a third of the start-up time of --help
 
         secure = address.scheme == "https"
@@ -59,7 +72,7 @@ class RLRoutes:
         if self._api_key is not None:
             headers["Authorization"] = f"Bearer {self._api_key}"
         try:
-            connection = connect(address.hostname, address.port, timeout=timeout)
+            connection = connect(host, port, timeout=timeout)
             try:
                 connection.request(method, address.path + path, None if body is None else json.dumps(body), headers)
                 response = connection.getresponse()

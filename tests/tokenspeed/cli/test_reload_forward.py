@@ -247,6 +247,9 @@ def test_each_phase_is_shown_once(gateway: Gateway, reload: Reload, capsys: Capt
         (400, b'{"error": "no_workers_match", "message": "x"}', 2, "no engine matches the selector"),
         (400, b'{"error": "invalid_selector", "message": "at byte 7"}', 2, "cannot be read: at byte 7"),
         (500, b"oops", 1, "answered 500: oops"),
+        (200, b"<html>", 1, "is no TokenSpeed server"),
+        (200, b"[]", 1, "is no TokenSpeed server"),
+        (200, b"{}", 1, "is no TokenSpeed server"),
     ],
 )
 def test_the_gateway_refuses(
@@ -271,3 +274,23 @@ def test_no_server(capsys: Capture) -> None:
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
         assert main(["reload-forward", "--url", url]) == 1
     assert f"{url} cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--url", ""], "--url '' is not a URL"),
+        (["--url", "ftp://x"], "is not a URL"),
+        (["--url", "http://x:99999"], "is not a URL"),
+        (["--url", "http://x:abc"], "is not a URL"),
+        (["--url", "http://[x"], "is not a URL"),
+        (["--timeout", "0"], "--timeout must be above 0"),
+        (["--timeout", "nan"], "--timeout must be above 0"),
+        (["--timeout", "inf"], "--timeout must be above 0"),
+    ],
+)
+def test_flags_that_cannot_work(capsys: Capture, flags: list[str], sentence: str) -> None:
+    assert main(["reload-forward", *flags]) == 2
+    output = capsys.readouterr().err
+    assert sentence in output
+    assert output.count("\n") == 1
