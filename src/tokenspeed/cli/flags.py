@@ -39,8 +39,7 @@ def config_from(namespace: argparse.Namespace) -> Config:
         given["model"] = positional
     if not given.get("model"):
         raise ConfigError("there is no model to serve; give a Hugging Face directory, a .gguf file or the name smollm2")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    config = Config(**{group.name: _filled(getattr(Config(), group.name), values) for group in fields(Config)})
+    config = Config(**{group.name: _filled(getattr(Config(), group.name), given) for group in fields(Config)})
     validate(config)
     return config
 

@@ -25,8 +25,6 @@ class Stopping:
     """The first signal asks for an orderly stop, the second kills the children at once."""
 
     def __init__(self) -> None:
-        self.impatient = False
-        """Whether a second signal came."""
         self.children: list[Child] = []
         self._asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -57,6 +55,5 @@ class Stopping:
         if not self._asked.done():
             self._asked.set_result(signum)
             return
-        self.impatient = True
         for child in self.children:
             child.send_kill()

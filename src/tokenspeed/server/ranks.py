@@ -13,9 +13,6 @@ from tokenspeed.server.errors import EngineLost
 
 RANK_COMMAND = (sys.executable, "-m", "tokenspeed.rank")
 
-KILL_AFTER = 10.0
-"""Seconds between a polite request to end and SIGKILL."""
-
 FAILED_MESSAGE_GRACE = 0.5
 """Seconds that a rank's own last message gets to arrive after its exit."""
 

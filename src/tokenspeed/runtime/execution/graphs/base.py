@@ -48,12 +48,12 @@ class GraphBackend(Protocol):
     A backend object holds what the graphs of a generation share. Make a new one after the code has changed.
     """
 
-    name: str
-
     def capture(self, step: Callable[[], None], *, label: str) -> Graph:
         """Run `step` once and keep its operations.
 
         `step` takes its inputs from tensors that outlive the graph and writes its results into such tensors
-        in place. Raises CaptureError where the step cannot be repeated; an exception of `step` itself passes
-        through unchanged.
+        in place. An exception of `step` itself passes through unchanged.
+
+        Raises:
+            CaptureError: where the step cannot be repeated.
         """

@@ -37,8 +37,6 @@ class CpuGraphBackend:
     `packages` are the prefixes of the modules that are edited in place.
     """
 
-    name = "cpu"
-
     def __init__(self, packages: Sequence[str]) -> None:
         self._snapshots = Snapshotter(packages)
 
