@@ -164,7 +164,8 @@ class Startup:
     def _limit_threads(self) -> None:
         """Share the cores between the ranks of one machine, unless the user has said how."""
         if self.device.type == "cpu" and self.channel.size > 1 and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.channel.size))
+            # torch's own number counts the cores that this process may use, not those of the machine.
+            torch.set_num_threads(max(1, torch.get_num_threads() // self.channel.size))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[Callable[[str], None]]:
