@@ -12,6 +12,7 @@ from tokenspeed.runtime.distributed.communicator import Communicator
 from tokenspeed.runtime.distributed.group import Group
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+"""How long a rank waits for the others in one collective. An idle rank waits in the message stream, not in one."""
 
 
 def join(rank: int, size: int, run_dir: Path) -> Group:

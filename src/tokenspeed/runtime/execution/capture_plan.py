@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from tokenspeed.runtime.config import DEFAULT_DECODE_SIZES, SMALLEST_PREFILL_BUCKET, Config
 
 DEFAULT_PREFILL_TOKENS = 2048
+"""Largest captured prefill on a GPU, unless --prefill-graph-max-tokens says otherwise."""
+
 HALF_STEPS_FROM = 64
+"""Tokens from which on the buckets are half as far apart; see `prefill_ladder`."""
 
 
 @dataclass(frozen=True)
