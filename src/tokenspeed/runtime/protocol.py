@@ -13,6 +13,9 @@ import msgspec
 DrainMode = Literal["wait", "abort", "keep"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+FIRST_WEIGHT_VERSION = "default"
+"""Version of the weights that a server starts with."""
+
 
 class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Root of everything that crosses a process boundary."""

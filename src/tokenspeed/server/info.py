@@ -14,9 +14,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 import tokenspeed
 from tokenspeed.runtime.config import Config
-from tokenspeed.runtime.protocol import EngineInfo, Loads
-
-WEIGHT_VERSION = "default"
+from tokenspeed.runtime.protocol import FIRST_WEIGHT_VERSION, EngineInfo, Loads
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Description:
             eos_token_ids=engine.eos_token_ids,
             pad_token_id=-1 if engine.pad_token_id is None else engine.pad_token_id,
             bos_token_id=-1 if engine.bos_token_id is None else engine.bos_token_id,
-            weight_version=WEIGHT_VERSION,
+            weight_version=FIRST_WEIGHT_VERSION,
             default_sampling_params_json=self._sampling_defaults(),
             model_dtype=engine.dtype,
         )
@@ -140,5 +138,5 @@ class Description:
             "block_size": self.engine.block_size,
             "enable_prefix_caching": config.cache.enable_prefix_caching,
             "allow_reload_forward": config.reload.allow_reload_forward,
-            "weight_version": WEIGHT_VERSION,
+            "weight_version": FIRST_WEIGHT_VERSION,
         }

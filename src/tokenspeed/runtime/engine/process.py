@@ -16,13 +16,10 @@ from tokenspeed.runtime.engine.loop import EngineLoop
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.startup import Startup
 from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
-from tokenspeed.runtime.protocol import Ready, Reload, ReloadStatus
+from tokenspeed.runtime.protocol import FIRST_WEIGHT_VERSION, Ready, Reload, ReloadStatus
 from tokenspeed.runtime.reload.forward import ForwardReload
 from tokenspeed_kernel.registry import REGISTRY
 from tokenspeed_reload import Reloader
-
-WEIGHT_VERSION = "default"
-"""Version of the weights that the server started with."""
 
 
 def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
@@ -75,4 +72,4 @@ def _forward_reload(startup: Startup, channel: Channel, outbox: Outbox, reloader
         generation = startup.executor.generation.number
         outbox.send(ReloadStatus(state=state, generation=generation, id=call.id, by=call.by, detail=detail))
 
-    return ForwardReload(reloader, startup.executor, startup.scheduler, channel, status, WEIGHT_VERSION)
+    return ForwardReload(reloader, startup.executor, startup.scheduler, channel, status, FIRST_WEIGHT_VERSION)
