@@ -43,7 +43,7 @@ def require_smg() -> None:
 def smg_command(config: Config, address: Address, grpc_port: int, metrics_port: int) -> list[str]:
     """The command that serves `address` in front of the engine at `grpc_port`."""
     command = [sys.executable, "-m", "smg", "launch"]
-    command += ["--backend", "tokenspeed", "--worker-urls", f"grpc://{LOOPBACK}:{grpc_port}"]
+    command += ["--backend", "tokenspeed", "--worker-urls", worker_url(grpc_port)]
     command += ["--host", address.host, "--port", str(address.port)]
     command += ["--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics_port)]
     command += ["--policy", "passthrough"]
@@ -82,26 +82,33 @@ async def started_smg(command: Sequence[str], environment: dict[str, str]) -> As
         await relay
 
 
-async def until_served(address: Address) -> str:
-    """Wait until SMG is ready and knows the engine's model; the name under which it serves it."""
-    while (model := await asyncio.to_thread(_served_model, address)) is None:
+async def until_served(address: Address, grpc_port: int, api_key: str | None) -> str:
+    """Wait until SMG is ready and knows the engine at `grpc_port`; the name under which it serves the model."""
+    while (model := await asyncio.to_thread(_served_model, address, worker_url(grpc_port), api_key)) is None:
         await asyncio.sleep(0.05)
     return model
 
 
-def _served_model(address: Address) -> str | None:
-    with suppress(OSError, http.client.HTTPException, ValueError, LookupError):
-        status, _ = _get(address, "/readiness")
+def worker_url(grpc_port: int) -> str:
+    """The engine as SMG names it."""
+    return f"grpc://{LOOPBACK}:{grpc_port}"
+
+
+def _served_model(address: Address, worker: str, api_key: str | None) -> str | None:
+    """The model's name; None as long as SMG is not ready, or as it is another server that answers there."""
+    with suppress(OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        status, _ = _get(address, "/readiness", api_key)
         if status == http.client.OK:
-            _, body = _get(address, "/v1/models")
-            return str(json.loads(body)["data"][0]["id"])
+            _, body = _get(address, "/workers", api_key)
+            models = {known["url"]: known["model_id"] for known in json.loads(body)["workers"]}
+            return str(models[worker])
     return None
 
 
-def _get(address: Address, path: str) -> tuple[int, bytes]:
+def _get(address: Address, path: str, api_key: str | None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(address.reachable, address.port, timeout=2)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"})
         response = connection.getresponse()
         return response.status, response.read()
     finally:

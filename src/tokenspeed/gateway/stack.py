@@ -117,11 +117,12 @@ class Stack:
             stopping.children.append(front.child)
             self._guard(front.watch())
             ready = await self._unless_ended(front.ready)
+            claim(*address)  # the engine took its time to start: another server may have come first
             command = smg_command(self._config, address, ready.grpc_port, claim(LOOPBACK, 0).port)
             smg = await cleanup.enter_async_context(started_smg(command, smg_environment(self._config)))
             stopping.children.append(smg)
             self._guard(_fail_at_end(smg))
-            model = await self._unless_ended(self._until_served(address))
+            model = await self._unless_ended(self._until_served(address, ready.grpc_port))
             self._announce(model, address, ready.control_url)
             await self._until_stopped(front.child, smg)
 
@@ -136,9 +137,10 @@ class Stack:
         require_smg()
         return claim(public_host(self._config), port)
 
-    async def _until_served(self, address: Address) -> str:
+    async def _until_served(self, address: Address, grpc_port: int) -> str:
+        served = until_served(address, grpc_port, self._config.serve.api_key)
         try:
-            return await asyncio.wait_for(until_served(address), GATEWAY_START_TIMEOUT)
+            return await asyncio.wait_for(served, GATEWAY_START_TIMEOUT)
         except TimeoutError as error:
             message = f"the gateway (smg) did not serve the model within {GATEWAY_START_TIMEOUT:.0f} s"
             raise TokenSpeedError(f"{message}; run again with --log-level debug to see why") from error

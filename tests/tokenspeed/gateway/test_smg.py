@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ from smg.launch_router import parse_router_args
 
 from tokenspeed.errors import ResourceError
 from tokenspeed.gateway.ports import Address
-from tokenspeed.gateway.smg import require_smg, smg_command, smg_environment
+from tokenspeed.gateway.smg import require_smg, smg_command, smg_environment, until_served
 from tokenspeed.runtime.config import Config, ReloadOptions, ServeOptions
 
 
@@ -74,3 +77,31 @@ def test_missing_smg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "smg", None)
     with pytest.raises(ResourceError, match="pip install smg"):
         require_smg()
+
+
+async def test_another_server_at_the_address_is_not_taken_for_ours() -> None:
+    workers = [("grpc://127.0.0.1:1", "theirs"), ("grpc://127.0.0.1:2", "ours")]
+    asked: list[str | None] = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            if self.path == "/workers":
+                asked.append(self.headers["Authorization"])
+                known = workers[: len(asked)]  # ours comes later
+                body = {"workers": [{"url": url, "model_id": model} for url, model in known]}
+                self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Silent."""
+
+    with HTTPServer(("127.0.0.1", 0), Gateway) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            assert await until_served(Address("127.0.0.1", server.server_port), 2, "k") == "ours"
+        finally:
+            server.shutdown()
+            thread.join()
+    assert asked == ["Bearer k", "Bearer k"]
