@@ -39,9 +39,17 @@ def config_from(namespace: argparse.Namespace) -> Config:
         given["model"] = positional
     if not given.get("model"):
         raise ConfigError("there is no model to serve; give a Hugging Face directory, a .gguf file or the name smollm2")
+    _refuse_undecodable(given)
     config = Config(**{group.name: _filled(getattr(Config(), group.name), given) for group in fields(Config)})
     validate(config)
     return config
+
+
+def _refuse_undecodable(given: dict[str, Any]) -> None:
+    """Bytes that are no text came as lone surrogates, which the configuration's JSON cannot carry."""
+    for name, value in given.items():
+        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise ConfigError(f"the value of --{name.replace('_', '-')} is no UTF-8; rename it, or use a UTF-8 locale")
 
 
 def _filled(group: Any, given: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -115,6 +116,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         ("--seed", str(2**64), "--seed must fit into 64 bits"),
         ("--seed", str(-(2**63) - 1), "--seed must fit into 64 bits"),
         ("--api-key", "", "--api-key is empty"),
+        ("--served-model-name", os.fsdecode(b"n\xe9"), "the value of --served-model-name is no UTF-8"),
         ("--port", "65536", "--port must be between 0 and 65535"),
     ],
 )
