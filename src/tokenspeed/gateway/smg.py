@@ -24,7 +24,12 @@ CONTROL_TIMEOUT = 2 * 60 * 60
 LOG_LEVELS = {"debug": "debug", "info": "warn", "warning": "warn", "error": "error"}
 """Our level to SMG's, whose `info` is a line for every request."""
 
-SMG_QUIET_TARGETS = ("smg::posture", "smg::routers::grpc::multimodal", "smg::response")
+SMG_QUIET_TARGETS = (
+    "smg::posture",
+    "smg::routers::grpc::multimodal",
+    "smg::routers::grpc::common::stages::request_execution",
+    "smg::response",
+)
 """Parts of SMG whose warnings come at every start, or for every mistake of a client."""
 
 ANSI_STYLE = re.compile(r"\x1b\[[0-9;]*m")

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tokenspeed.errors import TokenSpeedError
+from tokenspeed.errors import ModelError, RequestError, TokenSpeedError
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.protocol import EngineInfo, Reload, Starting
 from tokenspeed.server.client import EngineClient
@@ -26,6 +26,7 @@ from tokenspeed.server.ranks import RANK_COMMAND, Ranks
 from tokenspeed.server.reloads import Body, ReloadRequest, Reloads
 from tokenspeed.server.service import GrpcServer, Scheduler
 from tokenspeed.server.status import StatusPipe
+from tokenspeed.server.stops import TokenizerFile
 
 log = logging.getLogger("tokenspeed.server")
 
@@ -115,7 +116,8 @@ class Front:
             return False
         info: EngineInfo = self._client.info.result()
         self._description = Description(self._config, info, self._control_url)
-        self._scheduler.open(self._description, self._config.model.seed)
+        tokenizer_file = TokenizerFile(info.tokenizer_path)
+        self._scheduler.open(self._description, self._config.model.seed, tokenizer_file)
         await self._grpc.set_serving(True)
         self._status.send(
             "ready",
@@ -123,8 +125,19 @@ class Front:
             control_url=self._control_url,
             info=msgspec.to_builtins(info),
         )
+        self._reading = asyncio.create_task(self._read_tokenizer(tokenizer_file))
         log.info("ready: %s, %d KV blocks of %d tokens", info.model_path, info.num_blocks, info.block_size)
         return True
+
+    async def _read_tokenizer(self, file: TokenizerFile) -> None:
+        """Read it while the gateway starts, which would try a damaged one for a minute."""
+        try:
+            await file.load()
+        except RequestError:
+            return  # a tokenizer of another form: only stop strings need this one
+        except ModelError as error:
+            if not self._lost.done():
+                self._lost.set_exception(error)
 
     async def _drain(self) -> None:
         """Let open requests and calls finish, then ask the ranks to leave."""

@@ -13,7 +13,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 
 from tokenspeed.errors import RequestError, TokenSpeedError
-from tokenspeed.runtime.protocol import EngineInfo, FlushCache
+from tokenspeed.runtime.protocol import FlushCache
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.errors import EngineUnavailable, UnsupportedCall
 from tokenspeed.server.info import Description
@@ -47,9 +47,8 @@ class Scheduler(rpc.TokenSpeedSchedulerServicer):
         self._numbers = itertools.count(1)
         self._ready: tuple[Description, Intake, TokenizerFile] | None = None
 
-    def open(self, description: Description, seed: int) -> None:
-        engine: EngineInfo = description.engine
-        self._ready = description, Intake(engine, seed), TokenizerFile(engine.tokenizer_path)
+    def open(self, description: Description, seed: int, tokenizer_file: TokenizerFile) -> None:
+        self._ready = description, Intake(description.engine, seed), tokenizer_file
 
     # ---- generation ----
 

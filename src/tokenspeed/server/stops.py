@@ -6,14 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenspeed.errors import RequestError
+from tokenspeed.errors import ModelError, RequestError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
 class TokenizerFile:
-    """The model's tokenizer, read in a thread when the first request with stop strings comes."""
+    """The model's tokenizer, read once and in a thread."""
 
     def __init__(self, directory: str) -> None:
         self._path = Path(directory) / "tokenizer.json"
@@ -21,10 +21,11 @@ class TokenizerFile:
         self._lock = asyncio.Lock()
 
     async def load(self) -> Tokenizer:
-        """Read the tokenizer, once.
+        """The tokenizer.
 
         Raises:
             RequestError: when the model has no tokenizer.json.
+            ModelError: when that is damaged.
         """
         async with self._lock:
             if self._tokenizer is None:
@@ -36,7 +37,10 @@ class TokenizerFile:
 
         if not self._path.is_file():
             raise RequestError(f"stop strings need {self._path}, which does not exist; use stop_token_ids instead")
-        return Tokenizer.from_file(str(self._path))
+        try:
+            return Tokenizer.from_file(str(self._path))
+        except Exception as error:  # the library raises no other type
+            raise ModelError(f"{self._path} cannot be read ({error}); download it again") from error
 
 
 class StopWatcher:

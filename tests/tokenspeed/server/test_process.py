@@ -154,6 +154,19 @@ def test_a_rank_that_cannot_start_ends_the_front_with_its_sentence(
     assert message not in front.log()  # the parent prints it
 
 
+def test_a_damaged_tokenizer_is_one_sentence(start_front: Start, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    front = start_front(Config(model=MODEL), tokenizer_path=str(tmp_path))
+    failed = front.wait_for("failed")
+    assert failed["message"].startswith(f"{tmp_path}/tokenizer.json cannot be read (")
+    assert front.process.wait(30) == failed["exit_code"] == 3
+
+
+def test_a_tokenizer_of_another_form_is_no_failure(start_front: Start, tmp_path: Path) -> None:
+    front = start_front(Config(model=MODEL), tokenizer_path=str(tmp_path)).until_ready()
+    assert front.stop() == 0
+
+
 def test_an_unexpected_exception_is_a_failed_event_too(start_front: Start) -> None:
     front = start_front(Config(model=MODEL)).until_ready()
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
