@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenspeed.runtime.cache.pool import KVPool
-from tokenspeed.runtime.execution.buffers import BatchBuffers, StepShape
+from tokenspeed.runtime.execution.buffers import BatchBuffers, BufferLimits, StepShape
 from tokenspeed.runtime.execution.capture_plan import CapturePlan
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import Graph, GraphBackend
@@ -19,7 +19,10 @@ from tokenspeed.runtime.sampling.sampler import Sampler
 from tokenspeed.runtime.scheduler.batch import Batch, Row
 
 WARM_TOKENS = 16
-"""Tokens of the dummy prefill that start-up runs, and that every reload runs again."""
+"""Tokens of the dummy prefills that start-up runs, and that every reload runs again."""
+
+WARM_ROWS = 3
+"""Sequences of the dummy steps with several: what an edit breaks for a batch must not wait for one."""
 
 
 DUMMY_SAMPLING = (
@@ -27,15 +30,15 @@ DUMMY_SAMPLING = (
     SamplingParams(max_new_tokens=1, temperature=1.0),
     SamplingParams(max_new_tokens=1, temperature=1.0, top_p=0.9, top_k=8),
 )
-"""One for each path through the sampler."""
+"""One for each path through the sampler; each is taken with a forbidden token and without."""
 
 
 @dataclass(frozen=True)
 class DummySteps:
     """The steps that warm the code: start-up saves them, a reload runs the very same ones."""
 
-    prefill: StepShape
-    decode: StepShape
+    prefill: tuple[StepShape, ...]
+    decode: tuple[StepShape, ...]
 
 
 class Executor:
@@ -62,9 +65,7 @@ class Executor:
         self.plan = plan
         self.make_backend = make_backend
         self.generation = Generation(0, {}, {})
-        width = buffers.limits.max_blocks_per_row
-        tokens = min(WARM_TOKENS, buffers.limits.max_tokens)
-        self.dummies = DummySteps(StepShape(tokens, 1, tokens, width), StepShape(1, 1, 1, width))
+        self.dummies = dummy_steps(buffers.limits)
         self.logits = torch.empty(0)
         self.hidden = torch.empty(0)
 
@@ -88,13 +89,18 @@ class Executor:
     @torch.inference_mode()
     def warm(self, progress: Callable[[str], None]) -> None:
         """Run the dummy steps eagerly, through the sampler both greedy and not; only the scratch block is written."""
-        for name, shape in (("prefill", self.dummies.prefill), ("decode", self.dummies.decode)):
+        for name, shapes in (("prefill", self.dummies.prefill), ("decode", self.dummies.decode)):
             progress(name)
-            self.buffers.fill_dummy(shape, self.pool.shape.block_size)
-            hidden = self._forward(shape)
-            logits = self.model.compute_logits(hidden[self.buffers.logits_rows[: shape.num_rows]])
-            for params in DUMMY_SAMPLING:
-                self.sampler(logits, SamplingBatch.build([params] * shape.num_rows, [1], logits.device))
+            for shape in shapes:
+                self.buffers.fill_dummy(shape, self.pool.shape.block_size)
+                hidden = self._forward(shape)
+                self._warm_sampler(self.model.compute_logits(hidden[self.buffers.logits_rows[: shape.num_rows]]))
+
+    def _warm_sampler(self, logits: torch.Tensor) -> None:
+        rows = logits.shape[0]
+        for params in DUMMY_SAMPLING:
+            for forbidden in ((), ((0, (0,)),)):
+                self.sampler(logits, SamplingBatch.build([params] * rows, [1] * rows, logits.device, forbidden))
 
     @torch.inference_mode()
     def capture(self, number: int, progress: Callable[[str], None]) -> Generation:
@@ -178,6 +184,17 @@ class Executor:
             max_query_len=max(row.count for row in batch.rows),
             width=-(-longest // self.pool.shape.block_size),
         )
+
+
+def dummy_steps(limits: BufferLimits) -> DummySteps:
+    """One sequence and, where the limits permit, several, of the width that captured steps have."""
+    width = limits.max_blocks_per_row
+    tokens = min(WARM_TOKENS, limits.max_tokens)
+    counts = sorted({1, min(WARM_ROWS, tokens, limits.max_rows)})
+    return DummySteps(
+        prefill=tuple(StepShape(tokens, rows, -(-tokens // rows), width) for rows in counts),
+        decode=tuple(StepShape(rows, rows, 1, width) for rows in counts),
+    )
 
 
 def sampling_batch(rows: list[Row], device: torch.device) -> SamplingBatch:
