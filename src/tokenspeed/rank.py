@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tokenspeed.forward import BUILDS_ONCE, FORWARD_PACKAGES, WATCHED_PACKAGES
+from tokenspeed.forward import BUILDS_ONCE, FORWARD_PACKAGES, START_UP_MODULES, WATCHED_PACKAGES
 from tokenspeed_reload import RUNS_ONCE, Reloader
 
 
@@ -46,6 +46,7 @@ def install_reloader(run_dir: Path) -> Reloader | None:
         watch=WATCHED_PACKAGES,
         overlay=Path(overlay).resolve() if overlay else None,
         runs_once=RUNS_ONCE.union(BUILDS_ONCE),
+        built_by=START_UP_MODULES,
     )
     reloader.install()
     return reloader

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from tokenspeed.errors import ConfigError
 from tokenspeed_kernel.launch import launch
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Snapshot = Mapping[str, tuple["Kernel", Mapping[str, Any]]]
+Request = tuple[str, str, "torch.device", "torch.dtype"]
+"""Family, mode, device and type that a kernel was asked for."""
 
 
 class KernelError(ConfigError):
@@ -52,14 +55,23 @@ class Registry:
 
     def __init__(self) -> None:
         self._kernels: dict[str, Kernel] = {}
+        self._withdrawn: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
+        self._chosen: dict[Request, Kernel] = {}
 
     def register(self, kernel: Kernel) -> None:
         """Add a kernel; one of the same name takes over its fields and stays the object that others hold."""
-        known = self._kernels.get(kernel.name)
-        if known is None:
-            self._kernels[kernel.name] = kernel
-        else:
+        known = self._kernels.get(kernel.name) or self._withdrawn.get(kernel.name)
+        if known is not None:
             vars(known).update(vars(kernel))
+        self._kernels[kernel.name] = known or kernel
+
+    def withdraw(self, module: str, definitions: Mapping[str, Any]) -> None:
+        """Forget the kernels that these definitions of a module registered; who holds one may still call it."""
+        for kernel in self.kernels():
+            function = kernel.function
+            is_below = function.__module__ == module and function.__qualname__.partition(".")[0] in definitions
+            if is_below or any(function is value for value in definitions.values()):
+                self._withdrawn[kernel.name] = self._kernels.pop(kernel.name)
 
     def select(self, family: str, mode: str, device: torch.device, dtype: torch.dtype) -> Kernel:
         """The kernel of highest priority that covers `device` and `dtype`; between equals the first name.
@@ -74,7 +86,24 @@ class Registry:
                 f"no kernel for {family}.{mode} runs on {device.type} in {dtype} ({known}); "
                 "choose another --dtype or --device"
             )
-        return min(kernels, key=lambda kernel: (-kernel.priority, kernel.name))
+        chosen = min(kernels, key=lambda kernel: (-kernel.priority, kernel.name))
+        self._chosen.setdefault((family, mode, device, dtype), chosen)
+        return chosen
+
+    def other_choices(self) -> dict[str, tuple[str, str | None]]:
+        """By family and mode: the name of the kernel that was chosen first, and of the other that would be now.
+
+        None in its place says that no kernel would do. A kernel of another name and the same function is no other.
+        """
+        found: dict[str, tuple[str, str | None]] = {}
+        for (family, mode, device, dtype), chosen in self._chosen.items():
+            try:
+                now: Kernel | None = self.select(family, mode, device, dtype)
+            except KernelError:
+                now = None
+            if now is None or now.function is not chosen.function:
+                found[f"{family}.{mode}"] = (chosen.name, now.name if now is not None else None)
+        return found
 
     def kernels(self, family: str | None = None, mode: str | None = None) -> list[Kernel]:
         """Registered kernels in order of name, of one family and mode if these are given."""

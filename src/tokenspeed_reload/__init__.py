@@ -6,6 +6,7 @@ from tokenspeed_reload.errors import (
     ReloadInProgress,
     TransactionClosed,
     UnknownModules,
+    describe,
 )
 from tokenspeed_reload.merge import Adapter, Merge
 from tokenspeed_reload.records import Change, Sources, SourceText
@@ -34,4 +35,5 @@ __all__ = [
     "Transaction",
     "TransactionClosed",
     "UnknownModules",
+    "describe",
 ]

@@ -132,13 +132,19 @@ def _settle(
     where: str,
     merge: Merge,
 ) -> None:
+    is_edited = is_atom(stays) or any(id(s) in module.added for s in module.new.statements if name in s.reads.binds)
+    is_value = held is not MISSING and name in module.value_names and is_edited
     if same_value(held, stays):
         namespace[name] = held
+        if is_value and id(held) in merge.patched:
+            merge.new_values.append((module.name, name))
         return
     namespace[name] = stays
     if name.startswith("__") and name.endswith("__"):
         return
     merge.bindings += 1
+    if is_value:
+        merge.new_values.append((module.name, name))
     if held is not MISSING and is_atom(held):
         merge.constants[module.name, name] = Constant(held)
     built_here = name in module.value_names or _is_definition(module, name)

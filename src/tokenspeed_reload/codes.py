@@ -50,6 +50,11 @@ class CodeMap:
                     self._pair(before, after)
 
 
+def is_in_place(code: CodeType, wanted: CodeType) -> bool:
+    """True when `code` is `wanted` in all, its file included, which equality of code leaves out."""
+    return code == wanted and code.co_filename == wanted.co_filename
+
+
 def nested(code: CodeType) -> Iterator[CodeType]:
     """The code objects directly inside `code`."""
     return (const for const in code.co_consts if isinstance(const, CodeType))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from tokenspeed_reload.errors import ReloadError
+from tokenspeed_reload.errors import ReloadError, describe
 from tokenspeed_reload.loader import SourceFinder, within
 from tokenspeed_reload.records import Change, ModuleRecord, Records, SourceText
 
@@ -23,12 +24,18 @@ class Disk:
         self._known: set[str] | None = None
 
     def current(self, record: ModuleRecord) -> SourceText | None:
-        """What a recorded module would be loaded from now, or None when its file is gone."""
+        """What a recorded module would be loaded from now, or None when its file is gone.
+
+        Raises:
+            ReloadError: the file is there and cannot be read.
+        """
         file = self._finder.overlay_file(record.name) or record.origin
         try:
             return SourceText(file, Path(file).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise ReloadError("read", describe(error), module=record.name, file=file) from error
 
     def changes(self) -> list[Change]:
         """Compare the content of all files with what last ran."""
@@ -51,22 +58,18 @@ class Disk:
         self._known = set(self.files())
 
     def unloaded(self) -> dict[str, SourceText]:
-        """The sources of modules in the packages that are not loaded."""
-        return {
-            name: SourceText(file, Path(file).read_bytes())
-            for name, file in self.files().items()
-            if name not in sys.modules
-        }
+        """The sources of modules in the packages that are not loaded, apart from those that cannot be read."""
+        found: dict[str, SourceText] = {}
+        for name, file in self.files().items():
+            if name not in sys.modules:
+                with suppress(OSError):  # a dangling link, say: it matters only if something imports it
+                    found[name] = SourceText(file, Path(file).read_bytes())
+        return found
 
     def read(self, name: str) -> SourceText:
         """The present source of a recorded module; raises ReloadError when it cannot be read."""
         record = self._records.modules[name]
-        try:
-            source = self.current(record)
-        except OSError as error:
-            raise ReloadError(
-                "read", f"{type(error).__name__}: {error}", module=name, file=record.source.path
-            ) from error
+        source = self.current(record)
         if source is None:
             raise ReloadError("read", "Its source file is gone; put it back.", module=name, file=record.source.path)
         return source

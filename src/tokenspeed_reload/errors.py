@@ -8,6 +8,19 @@ from typing import Literal
 Phase = Literal["read", "patch"]
 
 
+def describe(error: BaseException) -> str:
+    """The error as "Type: message", in text that every encoding of Unicode takes.
+
+    The class may be an edited one: that its message cannot be made must not hide the error itself.
+    """
+    name = type(error).__name__
+    try:
+        message = str(error)
+    except BaseException as second:
+        message = f"(its message cannot be made: {type(second).__name__})"
+    return f"{name}: {message}".removesuffix(": ").encode("utf-8", "backslashreplace").decode()
+
+
 class ReloaderError(Exception):
     """Root of what the reloader raises; the message is one sentence for the person who edits."""
 

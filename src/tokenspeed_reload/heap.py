@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any
 
 from tokenspeed_reload.adapters.caches import CACHED_FUNCTION, clear_cache
-from tokenspeed_reload.codes import fit, is_redirection
+from tokenspeed_reload.codes import fit, is_in_place, is_redirection
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import FunctionCode, set_code
 from tokenspeed_reload.values import same_code
@@ -51,19 +51,19 @@ def update_functions(objects: list[Any], merge: Merge) -> None:
 def _update(function: FunctionType, merge: Merge) -> None:
     code = function.__code__
     after = merge.follower(code)
-    if after is None or after == code or is_redirection(function):
+    if after is None or is_in_place(code, after) or is_redirection(function):
         return
     where = f"{function.__module__}.{function.__qualname__}"
     fitted = fit(after, function, merge.definitions_for(function))
     if fitted is None:
         merge.replace(where, function, _NEW_CELLS, is_held=True)
         return
-    if fitted == code:
+    if is_in_place(code, fitted):
         return
     merge.note_padding(fitted, after)
     merge.log.add(FunctionCode(function))
     set_code(function, fitted)
     counts = not same_code(code, fitted)
     merge.touch(function, counts=counts)
-    if counts and function.__name__ in merge.once:
-        merge.restart(where, "It runs once; what it built before this reload is kept as it is.")
+    if counts:
+        merge.edited.append((where, function))

@@ -26,6 +26,7 @@ class ModuleInputs:
         run: the new statements to execute, by identity of the statement.
         rebuilt: value names that are built anew.
         removed: names that the new version no longer binds.
+        dropped: statements of the old version that the new one no longer has in this form.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ModuleInputs:
     run: set[int] = field(default_factory=set)
     rebuilt: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
+    dropped: list[Statement] = field(default_factory=list)
     edges: dict[str, ImportEdge] = field(default_factory=dict)
     stars: list[str] = field(default_factory=list)
     added: set[int] = field(default_factory=set)
@@ -49,6 +51,7 @@ class ModuleInputs:
         """Compare the two versions and mark what changed by itself."""
         changes = difference(self.old, self.new)
         self.added = {id(s) for s in changes.added}
+        self.dropped = changes.removed
         package = package_of(self.name, self.new.source)
         nodes = [s.node for s in self.new.statements]
         for edge in import_edges(self.name, self.new.source, nodes):
@@ -207,7 +210,15 @@ class Inputs:
         module.run = run
 
     def _drop_stars(self, module: ModuleInputs) -> None:
-        """A name that came through a star import goes when its provider drops it."""
+        """A name that came through a star import goes when its provider drops it, or the import itself goes."""
+        package = package_of(module.name, module.old.source)
+        for level, name in [star for s in module.dropped for star in s.reads.stars]:
+            star = resolve(level, name, package)
+            if star in module.stars or star not in sys.modules:
+                continue
+            there = vars(sys.modules[star])
+            brought = {n for n, value in module.namespace.items() if n in there and value is there[n]}
+            module.removed |= {n for n in brought - module.new.binds - module.old.binds if not n.startswith("__")}
         for star in module.stars:
             provider = self.modules.get(star)
             if provider is None:

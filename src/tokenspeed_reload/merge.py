@@ -59,15 +59,15 @@ class Merge:
         log: where each write is recorded before it is made.
         adapters: the kinds of objects that can be updated, in the order in which they are asked.
         inputs: the analysis of all modules of the reload.
-        once: names of functions whose effect is in what was built already.
         padding: code objects with unused nonlocal names, each with the plain code that it stands for.
         codes: for each source file, which code objects follow which.
+        edited: live functions that behave differently now, each after its dotted name.
+        new_values: module-level values that are no longer what they were, as (module, name).
     """
 
     log: UndoLog
     adapters: Sequence[Adapter]
     inputs: Inputs
-    once: frozenset[str]
     padding: dict[CodeType, CodeType]
     codes: dict[str, CodeMap] = field(default_factory=dict)
     forced: set[tuple[int, int]] = field(default_factory=set)
@@ -80,6 +80,8 @@ class Merge:
     replaced: list[Replaced] = field(default_factory=list)
     needs_restart: list[NeedsRestart] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    edited: list[tuple[str, FunctionType]] = field(default_factory=list)
+    new_values: list[tuple[str, str]] = field(default_factory=list)
     constants: dict[tuple[str, str], Constant] = field(default_factory=dict)
     superseded: list[tuple[type, type]] = field(default_factory=list)
     bindings: int = 0

@@ -176,16 +176,13 @@ class _Visitor(ast.NodeVisitor):
                 self.visit(node.returns)
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
             self.visit(default)
-        arguments = _arguments(node.args)
-        for argument in arguments:
+        for argument in _arguments(node.args):
             if argument.annotation is not None:
                 self.visit(argument.annotation)
-        body = [node.body] if isinstance(node, ast.Lambda) else node.body
         scope = _Scope(is_function=True)
-        declared = _declared_global(body)
-        scope.own = ({a.arg for a in arguments} | _stored(body)) - declared
+        scope.own = local_names(node)
         self._scopes.append(scope)
-        for child in body:
+        for child in _body(node):
             self.visit(child)
         self._scopes.pop()
 
@@ -240,6 +237,16 @@ class _Visitor(ast.NodeVisitor):
         if node.rest:
             self._bind(node.rest)
         self.generic_visit(node)
+
+
+def local_names(node: FunctionNode) -> set[str]:
+    """The names that a function binds for itself: its arguments and what its body stores."""
+    body = _body(node)
+    return ({argument.arg for argument in _arguments(node.args)} | _stored(body)) - _declared_global(body)
+
+
+def _body(node: FunctionNode) -> list[ast.stmt] | list[ast.expr]:
+    return [node.body] if isinstance(node, ast.Lambda) else node.body
 
 
 def _arguments(args: ast.arguments) -> list[ast.arg]:

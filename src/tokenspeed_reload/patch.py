@@ -12,7 +12,7 @@ from tokenspeed_reload import heap
 from tokenspeed_reload.bindings import bind
 from tokenspeed_reload.codes import CodeMap
 from tokenspeed_reload.effects import Footprint
-from tokenspeed_reload.errors import ReloadError
+from tokenspeed_reload.errors import ReloadError, describe
 from tokenspeed_reload.execute import execute
 from tokenspeed_reload.inputs import Inputs, ModuleInputs
 from tokenspeed_reload.loader import SourceFinder, within
@@ -20,6 +20,7 @@ from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.newmodules import NewModules
 from tokenspeed_reload.records import Sources, pin
 from tokenspeed_reload.report import Report
+from tokenspeed_reload.runonce import RunOnce, has_cached_values
 from tokenspeed_reload.stale import find_copies, find_stale
 from tokenspeed_reload.substitute import Substitution, held_elsewhere
 from tokenspeed_reload.undo import (
@@ -58,7 +59,7 @@ class Patch:
         self._sources = sources
         self._report = report
         self._log = UndoLog()
-        self._merge = Merge(self._log, reloader.adapters, inputs, reloader.runs_once, padding)
+        self._merge = Merge(self._log, reloader.adapters, inputs, padding)
         self._prefixes = [*reloader.packages, *reloader.watch]
         self._footprint = Footprint(self._prefixes)
         self._substitution = Substitution(self._merge)
@@ -122,6 +123,7 @@ class Patch:
         old = dict(namespace)
         self._log.once(DictContents, namespace)
         self._log_mutated(module)
+        self._withdraw(module, old)
         gc.collect(0)
         execute(module, namespace)
         self._merge.young.update((id(o), o) for o in gc.get_objects(generation=0))
@@ -170,6 +172,13 @@ class Patch:
             elif isinstance(value, type):
                 self._log.once(ClassState, value)
 
+    def _withdraw(self, module: ModuleInputs, old: dict[str, Any]) -> None:
+        """Let the registries forget what the definitions registered that run again, or are gone."""
+        again = {name for s in (*module.statements(), *module.dropped) for name in s.reads.binds}
+        definitions = {name: old[name] for name in sorted(again & old.keys())}
+        for participant in self._reloader.participants:
+            participant.withdraw(module.name, definitions)
+
     def _note_removed(self, module: ModuleInputs, old: dict[str, Any]) -> None:
         for name in sorted(module.removed & old.keys()):
             self._merge.bindings += 1
@@ -200,17 +209,38 @@ class Patch:
             self._footprint.without_repeats({id(live) for live in merge.live_of.values()})
             self._footprint.log_into(self._log)
             self._report.objects_patched = len(merge.patched) + merge.bindings
+            self._note_run_once()
             self._drop_helpers()
+            # What was executed and not kept must go before it is frozen with the rest: frozen, it would stay for
+            # good, and the next reload would take it for a holder. All older objects are in generation 2 here.
+            gc.collect(1)
             self._report.stale.extend(find_stale(merge, self._log.held_containers()))
         self._report.stale.extend(find_copies(merge, self._reloader.records.modules))
         self._report.needs_restart.extend(merge.needs_restart)
         self._report.notes.extend(merge.notes)
+
+    def _note_run_once(self) -> None:
+        """Name the edits whose effect is only in what was built before this reload."""
+        merge, reloader = self._merge, self._reloader
+        sources = {name: record.source for name, record in reloader.records.modules.items()}
+        sources |= {name: module.new.source for name, module in self._inputs.modules.items()}
+        once = RunOnce(reloader.runs_once, reloader.built_by, sources, reloader.uses)
+        for where, function in merge.edited:
+            if has_cached_values(function):
+                name = f"{function.__module__}.{function.__qualname__}"
+                merge.restart(name, "Objects keep the value that they computed before this reload.")
+            elif once.function(function, function.__globals__):
+                merge.restart(where, "It runs once; what it built before this reload is kept as it is.")
+        for module, name in merge.new_values:
+            if once.value(name):
+                merge.restart(f"{module}.{name}", "What was built from it before this reload is kept as it is.")
 
     def _drop_helpers(self) -> None:
         merge = self._merge
         for held in (merge.young, merge.live_of, merge.new_of, merge.touched, merge.patched):
             held.clear()
         merge.discarded.clear()
+        merge.edited.clear()
         self._substitution = Substitution(merge)
         self._footprint = Footprint(self._prefixes)
 
@@ -221,7 +251,7 @@ class Patch:
         self._log.clear()
 
     def _failure(self, error: BaseException) -> ReloadError:
-        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        message = describe(error)
         if isinstance(error, SyntaxError) and error.filename:
             text = error.text.strip() if error.text else None
             return ReloadError("patch", message, module=self._module, file=error.filename, line=error.lineno, text=text)
@@ -244,7 +274,4 @@ class Patch:
         sources = (*self._sources.modules.values(), *self._sources.unloaded.values())
         recorded = [record.source for record in self._reloader.records.modules.values()]
         source = next((s for s in (*sources, *recorded) if s.path == file), None)
-        if source is None or line is None:
-            return None
-        lines = source.text.splitlines()
-        return lines[line - 1].strip() if line <= len(lines) else None
+        return source.line(line) if source is not None else None

@@ -30,6 +30,11 @@ class SourceText:
         """The decoded text, with the encoding that the source declares."""
         return importlib.util.decode_source(self.data)
 
+    def line(self, number: int | None) -> str | None:
+        """A line, counted from 1, without its indentation; None where there is none."""
+        lines = self.data.splitlines()  # of bytes: as the compiler counts, which knows no form feeds
+        return lines[number - 1].decode(errors="replace").strip() if number and number <= len(lines) else None
+
     @cached_property
     def sha256(self) -> str:
         """The hash of the bytes, in hexadecimal."""

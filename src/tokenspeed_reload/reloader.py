@@ -11,13 +11,14 @@ from tokenspeed_reload.adapters import default_adapters
 from tokenspeed_reload.definitions import Definitions, parse
 from tokenspeed_reload.dependencies import import_edges, ordered, providers_of, used_by_objects, users
 from tokenspeed_reload.disk import Disk
-from tokenspeed_reload.errors import ReloadError, ReloadInProgress, UnknownModules
+from tokenspeed_reload.errors import ReloadError, ReloadInProgress, UnknownModules, describe
 from tokenspeed_reload.inputs import Inputs, ModuleInputs
 from tokenspeed_reload.loader import SourceFinder, compile_source, within
 from tokenspeed_reload.merge import Adapter
 from tokenspeed_reload.patch import Patch
 from tokenspeed_reload.records import Change, ModuleRecord, Records, Sources, SourceText
 from tokenspeed_reload.report import NeedsRestart, Plan, ReloadedModule, Report
+from tokenspeed_reload.runonce import UsesByModule
 from tokenspeed_reload.transaction import Transaction
 from tokenspeed_reload.undo import Participant
 
@@ -33,7 +34,9 @@ class Reloader:
         overlay: a directory, laid out as the packages, whose files are taken before the installed ones.
         adapters: how further kinds of objects are updated in place; asked before the built-in ones.
         participants: registries and the like that want their own state restored on an undo.
-        runs_once: names of functions whose edit is reported, since their effect is in what they built.
+        runs_once: names of functions that run once, `*` standing for anything: an edit of them, or of what only
+            they use, is reported, since its effect is in what they built.
+        built_by: names of packages and modules whose whole code runs once.
     """
 
     def __init__(
@@ -44,18 +47,21 @@ class Reloader:
         adapters: Sequence[Adapter] = (),
         participants: Sequence[Participant] = (),
         runs_once: Iterable[str] = RUNS_ONCE,
+        built_by: Iterable[str] = (),
     ) -> None:
         self.packages = list(packages)
         self.watch = list(watch)
         self.adapters = [*adapters, *default_adapters()]
         self.participants = list(participants)
         self.runs_once = frozenset(runs_once)
+        self.built_by = list(built_by)
         self.records = Records()
         self._finder = SourceFinder([*self.packages, *self.watch], overlay, self.records)
         self._disk = Disk(self.packages, overlay, self.records, self._finder)
         self._imports: dict[str, tuple[str, set[str]]] = {}
         self._parsed: dict[str, Definitions] = {}
         self._padding: dict[CodeType, CodeType] = {}
+        self.uses: UsesByModule = {}
         self._open: Transaction | None = None
 
     def install(self) -> None:
@@ -214,19 +220,24 @@ def _parse(name: str, source: SourceText, previous: Definitions | None) -> Defin
     try:
         parsed = parse(source, previous)
         compile_source(source)
-    except SyntaxError as error:
-        text = error.text.strip() if error.text else None
-        raise ReloadError(
-            "read",
-            f"{type(error).__name__}: {error.msg}",
-            module=name,
-            file=error.filename or source.path,
-            line=error.lineno,
-            text=text,
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise ReloadError("read", f"{type(error).__name__}: {error}", module=name, file=source.path) from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        message = f"{type(error).__name__}: {error.msg}" if isinstance(error, SyntaxError) else describe(error)
+        line = _line(error, source.data)
+        text = source.line(line)
+        raise ReloadError("read", message, module=name, file=source.path, line=line, text=text) from error
     return parsed
+
+
+def _line(error: Exception, data: bytes) -> int | None:
+    """The line that cannot be compiled; errors of the encoding do not tell it themselves."""
+    if isinstance(error, UnicodeDecodeError):
+        return data.count(b"\n", 0, error.start) + 1
+    if isinstance(error, SyntaxError) and error.lineno:
+        return error.lineno
+    if b"\0" in data:
+        return data.count(b"\n", 0, data.index(b"\0")) + 1
+    declared = [number for number, line in enumerate(data.splitlines()[:2], 1) if b"coding" in line]
+    return declared[0] if declared else None
 
 
 def _outside(sources: Sources) -> list[NeedsRestart]:

@@ -76,25 +76,29 @@ class _Search:
         for _ in range(_LEVELS):
             above: list[_Step] = []
             for step in level:
-                names, further = self._above(step, seen)
+                names, further, is_kept = self._above(step, seen)
                 found.extend(names)
                 above.extend(further)
-                if step.path and not names and not further:
+                if step.path and not names and not further and not is_kept:
                     found.append(f"{_kind(step.value)}{step.path}")
             level = above[:_HOLDERS]
         found.extend(f"{_kind(step.value)}{step.path}" for step in level)
         return list(dict.fromkeys(found))[:_HOLDERS]
 
-    def _above(self, step: _Step, seen: set[int]) -> tuple[list[str], list[_Step]]:
-        """The names of the holders that have one, and the other holders to go on with."""
+    def _above(self, step: _Step, seen: set[int]) -> tuple[list[str], list[_Step], bool]:
+        """The names of the holders that have one, the others to go on with, and whether an undo needs it."""
         names: list[str] = []
         further: list[_Step] = []
+        is_kept = False
         referrers = gc.get_referrers(step.value)
         for holder in referrers:
             if id(holder) in seen or id(holder) in self._ignored or _is_part(holder, step.value):
                 continue
             seen.add(id(holder))
             name, path = self._describe(holder, step.value, step.path)
+            if name and self._is_kept_for_undo(holder, referrers):
+                is_kept = True
+                continue
             if name:
                 names.append(name)
             else:
@@ -102,7 +106,14 @@ class _Search:
             if len(names) + len(further) > _HOLDERS:
                 break
         del referrers
-        return names, further
+        return names, further, is_kept
+
+    def _is_kept_for_undo(self, holder: Any, own: list[Any]) -> bool:
+        """True when nothing but the reload's log holds `holder`, apart from the list `own` of this search."""
+        referrers = gc.get_referrers(holder)
+        others = [r for r in referrers if r is not own and not isinstance(r, FrameType | _Step)]
+        del referrers
+        return bool(others) and all(id(other) in self._ignored for other in others)
 
     def _describe(self, holder: Any, value: Any, path: str) -> tuple[str, str]:
         """A finished name, or an empty one and the path so far."""

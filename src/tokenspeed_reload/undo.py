@@ -8,7 +8,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any, Protocol
 
@@ -28,6 +28,12 @@ class Participant(Protocol):
 
     def restore(self, state: Any) -> None:
         """Return to a state that `snapshot` gave."""
+
+    def withdraw(self, module: str, definitions: Mapping[str, Any]) -> None:
+        """Forget what these definitions of a module registered: they are gone, or are executed again right now.
+
+        Called between `snapshot` and `restore`, with the objects that the names held before.
+        """
 
 
 class Record(ABC):
@@ -84,14 +90,15 @@ class UndoLog:
     def held_containers(self) -> list[Any]:
         """The containers in which the log itself keeps old objects."""
         found: list[Any] = [self._records]
-        todo: list[Any] = [vars(record) for record in self._records]
+        todo: list[Any] = []
+        for record in self._records:
+            found.append(vars(record))
+            todo.extend(held for held in [vars(record).get("held")] if type(held) in (list, tuple, dict))
         while todo:
             value = todo.pop()
             found.append(value)
-            if isinstance(value, dict):
-                todo.append(value.get("held"))
-            elif isinstance(value, list | tuple):
-                todo.extend(item for item in value if type(item) in (list, tuple))
+            inner = value.values() if isinstance(value, dict) else value
+            todo.extend(item for item in inner if type(item) in (list, tuple, dict))
         return found
 
     def clear(self) -> None:

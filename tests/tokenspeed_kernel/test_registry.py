@@ -53,6 +53,31 @@ def test_a_kernel_that_was_handed_out_runs_what_was_registered_later_under_its_n
     assert len(registry.kernels()) == 1
 
 
+def test_a_withdrawn_kernel_is_not_chosen_and_comes_back_as_the_same_object() -> None:
+    registry = Registry()
+    registry.register(kernel("reference", "plain"))
+    fast = kernel("fast", "fast", priority=5)
+    registry.register(fast)
+    held = registry.select("norm", "scale", CPU, torch.float32)
+    assert registry.other_choices() == {}
+    registry.withdraw("elsewhere", {"fast": fast.function})
+    assert held() == "fast"
+    plain = registry.select("norm", "scale", CPU, torch.float32)
+    assert plain() == "plain"
+    assert registry.other_choices() == {"norm.scale": ("norm.scale.fast", "norm.scale.reference")}
+    registry.register(kernel("fast", "faster", priority=5))
+    assert registry.select("norm", "scale", CPU, torch.float32) is held
+    assert (held(), registry.other_choices()) == ("faster", {})
+
+
+def test_a_choice_without_a_kernel_is_told() -> None:
+    registry = Registry()
+    registry.register(kernel("reference", "plain"))
+    registry.select("norm", "scale", CPU, torch.float32)
+    registry.withdraw(__name__, {"kernel": kernel})
+    assert registry.other_choices() == {"norm.scale": ("norm.scale.reference", None)}
+
+
 def test_restore_undoes_new_names_and_changed_functions() -> None:
     registry = Registry()
     registry.register(kernel("reference", "old"))

@@ -212,7 +212,14 @@ def test_named_module_whose_file_is_gone(project):
 
 @pytest.mark.parametrize(
     ("data", "line"),
-    [(b"X = 1\ndef f(:\n", 2), (b"X = 1\nreturn 2\n", 2), (b"\xff\xfe\x00", None), (b"X = 1\0", None)],
+    [
+        (b"X = 1\ndef f(:\n", 2),
+        (b"X = 1\nreturn 2\n", 2),
+        (b"\xff\xfe\x00", 1),
+        (b"X = 1\n\nY = 2\0", 3),
+        (b"X = 1\n# \xe9\n", 2),
+        (b"# first\n# coding: klingon\nX = 1\n", 2),
+    ],
 )
 def test_bytes_that_do_not_compile(project, data, line):
     path = project.write_module("m", "X = 1")
@@ -223,6 +230,44 @@ def test_bytes_that_do_not_compile(project, data, line):
         reloader.reload()
     assert (caught.value.phase, caught.value.module, caught.value.line) == ("read", "m", line)
     assert m.X == 1
+
+
+def test_a_file_that_cannot_be_read_is_named(project):
+    path = project.write_module("m", "X = 1")
+    reloader = project.watch("m")
+    project.load("m")
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+    with pytest.raises(ReloadError) as caught:
+        reloader.read()
+    assert (caught.value.phase, caught.value.module, caught.value.file) == ("read", "m", str(path))
+
+
+def test_a_dangling_link_that_no_one_imports_does_no_harm(project):
+    project.write_module("pkg.__init__", "")
+    project.write_module("pkg.m", "X = 1")
+    project.watch("pkg")
+    m = project.load("pkg.m")
+    (project.root / "pkg" / "lock.py").symlink_to("nowhere")
+    project.write_module("pkg.m", "X = 2")
+    project.reload()
+    assert m.X == 2
+
+
+def test_functions_follow_when_the_file_moves_to_the_overlay(project, tmp_path):
+    text = "def mark(f): return f\ndef f(): return 1\ndef g(): return 1\n"
+    project.write_module("m", text)
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    project.watch("m", overlay=overlay)
+    m = project.load("m")
+    f, g = m.f, m.g
+    (overlay / "m.py").write_text(text.replace("def f(): return 1", "def f(): return 2"))
+    project.reload()
+    assert {f.__code__.co_filename, g.__code__.co_filename} == {str(overlay / "m.py")}
+    (overlay / "m.py").write_text(text.replace("def g(): return 1", "@mark\ndef g(): return 3"))
+    report = project.reload()
+    assert (m.g is g, g(), f(), report.stale) == (True, 3, 1, [])
 
 
 def test_encoding_may_change(project):

@@ -142,6 +142,34 @@ def test_code_that_runs_once_is_reported(project):
     assert {n.what for n in project.reload().needs_restart} == {"m.A.__init__", "m.A.load_weights"}
 
 
+@pytest.mark.parametrize("class_body", ["def __str__(self): raise ValueError", "def __str__(self): return '\\udcff'"])
+def test_an_error_whose_message_is_broken_is_named_by_its_type(project, class_body):
+    project.write_module("m", "X = 1")
+    reloader = project.watch("m")
+    project.load("m")
+    project.write_module("m", f"class Odd(Exception):\n    {class_body}\nraise Odd")
+    with pytest.raises(ReloadError) as caught:
+        reloader.reload()
+    assert caught.value.error.startswith("Odd: ")
+    assert (caught.value.line, caught.value.error.isascii()) == (3, True)
+
+
+def test_what_an_earlier_reload_discarded_is_no_holder(project):
+    plain = "class A(Base):\n    def f(self): return 1"
+    project.write_module("m", "class Base: pass\n" + plain)
+    project.watch("m")
+    m = project.load("m")
+    gc.freeze()
+    try:
+        project.write_module("m", "class Base: pass\nclass Mixin(Base): pass\n" + plain.replace("Base", "Mixin"))
+        project.reload()
+        assert m.A.__mro__[1] is m.Mixin
+        project.write_module("m", "class Base: pass\n" + plain)
+        assert project.reload().stale == []
+    finally:
+        gc.unfreeze()
+
+
 def test_slots_and_metaclass_are_reported(project):
     project.write_module("m", "class M(type): pass\nclass A:\n    __slots__ = ('x',)\nclass B: pass")
     project.watch("m")
@@ -344,6 +372,11 @@ class Registry:
         self.specs.clear()
         self.specs.update(state)
 
+    def withdraw(self, module, definitions):
+        for name, spec in list(self.specs.items()):
+            if any(spec.function is value for value in definitions.values()):
+                del self.specs[name]
+
 
 def test_participants_take_part_in_undo_and_swap(project):
     registry = Registry()
@@ -368,6 +401,29 @@ def test_participants_take_part_in_undo_and_swap(project):
         assert registry.specs["norm"].function() == 2
         transaction.undo()
         assert registry.specs["norm"] is spec
+    finally:
+        del sys.modules["registry_host"]
+
+
+def test_a_registration_goes_with_the_statement_that_made_it(project):
+    registry = Registry()
+    host = types.ModuleType("registry_host")
+    host.register = registry.register
+    sys.modules["registry_host"] = host
+    try:
+        text = "from registry_host import register\n@register('norm')\ndef norm(): return 1\n"
+        extra = "@register('extra')\ndef extra(): return 3\n"
+        project.write_module("m", text + extra)
+        reloader = project.watch("m", participants=[registry])
+        m = project.load("m")
+        live = m.extra
+        for after in (text, text + "def extra(): return 3\n", text + extra.replace("'extra'", "'other'")):
+            project.write_module("m", after)
+            transaction = reloader.reload()
+            assert set(registry.specs) == ({"norm", "other"} if "other" in after else {"norm"})
+            assert transaction.report.stale == []
+            transaction.undo()
+            assert (set(registry.specs), registry.specs["extra"].function) == ({"norm", "extra"}, live)
     finally:
         del sys.modules["registry_host"]
 

@@ -85,6 +85,7 @@ class ClassAdapter:
         for name in list(vars(live)):
             gone = name not in vars(new) and name not in _FIXED and name not in skip
             if gone and (name in defined or _is_special(name)):
+                self._note_edit(f"{where}.{name}", vars(live)[name], merge)
                 self._remove(live, name, merge)
         self._finish(live, merge)
 
@@ -92,6 +93,7 @@ class ClassAdapter:
         old = vars(live).get(name, MISSING)
         if old is MISSING:
             stays = merge.resolve(value)
+            self._note_edit(where, stays, merge)
         elif keep and not _has_code(value):
             return
         elif name == "__annotations__":
@@ -111,6 +113,11 @@ class ClassAdapter:
         if stays is value and hasattr(type(stays), "__set_name__"):
             type(stays).__set_name__(stays, live, name)
         merge.touch(live, counts=name not in _POSITIONS)
+
+    def _note_edit(self, where: str, member: Any, merge: Merge) -> None:
+        """A function that came or went is an edit of what runs under its name."""
+        if isinstance(member, FunctionType):
+            merge.edited.append((where, member))
 
     def _remove(self, live: Any, name: str, merge: Merge) -> None:
         if isinstance(vars(live)[name], MemberDescriptorType):

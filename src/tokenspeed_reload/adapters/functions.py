@@ -6,7 +6,7 @@ import sys
 from types import CellType, FunctionType
 from typing import Any
 
-from tokenspeed_reload.codes import TARGET, fit, is_redirection, redirect
+from tokenspeed_reload.codes import TARGET, fit, is_in_place, is_redirection, redirect
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import MISSING, Cell, FunctionState, cell_value, set_code
 from tokenspeed_reload.values import same_code, same_dict, same_value
@@ -39,13 +39,13 @@ class FunctionAdapter:
         else:
             merge.note_padding(code, new.__code__)
             self._update(target, new, code, where, merge)
-        if live.__name__ in merge.once and id(live) in merge.patched:
-            merge.restart(where, "It runs once; what it built before this reload is kept as it is.")
+        if id(live) in merge.patched:
+            merge.edited.append((where, live))
         return live
 
     def _update(self, live: FunctionType, new: FunctionType, code: Any, where: str, merge: Merge) -> None:
         changed = not same_code(live.__code__, code)
-        moved = live.__code__ != code
+        moved = not is_in_place(live.__code__, code)
         wanted = self._wanted(live, new, merge)
         if changed or moved or wanted:
             merge.log.once(FunctionState, live)

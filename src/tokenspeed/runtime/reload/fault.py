@@ -7,6 +7,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tokenspeed_reload import ReloadError
+from tokenspeed_reload import describe as error_text
+
+TRACE_FRAMES = 32
+"""Innermost frames of the way to an error that a reply tells: an endless recursion has a thousand."""
 
 Fault = dict[str, Any]
 
@@ -37,13 +41,13 @@ def describe(error: BaseException, edited_files: Mapping[str, str], own_files: C
 
     def text(frame: traceback.FrameSummary) -> str | None:
         # After an undo linecache holds the old text again.
-        lines = edited_files.get(frame.filename, "").splitlines()
+        lines = edited_files.get(frame.filename, "").split("\n")
         return lines[frame.lineno - 1].strip() if frame.lineno and frame.lineno <= len(lines) else frame.line
 
     return {
-        "error": f"{type(error).__name__}: {error}".rstrip(": "),
+        "error": error_text(error),
         "file": place.filename,
         "line": place.lineno,
         "text": text(place),
-        "trace": [f"{frame.filename}:{frame.lineno} in {frame.name}: {text(frame)}" for frame in own],
+        "trace": [f"{frame.filename}:{frame.lineno} in {frame.name}: {text(frame)}" for frame in own[-TRACE_FRAMES:]],
     }

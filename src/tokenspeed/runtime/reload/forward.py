@@ -12,10 +12,12 @@ from tokenspeed.runtime.distributed.channel import Ballot, Channel
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.protocol import Reload
+from tokenspeed.runtime.reload.choices import changed_choices
 from tokenspeed.runtime.reload.fault import Fault, describe
 from tokenspeed.runtime.reload.reply import failure, nothing_changed, success
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
+from tokenspeed_kernel.registry import REGISTRY
 from tokenspeed_reload import Reloader, ReloadError, Report, Sources, Transaction, UnknownModules
 
 VOTE_DEADLINE_S = 300.0
@@ -153,7 +155,9 @@ class _Attempt:
         return sources
 
     def _patch(self, sources: Sources) -> None:
+        before = REGISTRY.other_choices()
         self._transaction = self.reload.reloader.reload(self.call.modules, sources)
+        self._transaction.report.needs_restart.extend(changed_choices(before, REGISTRY))
 
     def _progress(self, state: str) -> Callable[[str], None]:
         return lambda detail: self.reload.status(state, self.call, detail)

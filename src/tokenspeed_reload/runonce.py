@@ -1,0 +1,256 @@
+"""Which definitions run once only: an edit of them changes nothing of what they built before.
+
+Told by name over the sources of all recorded modules, without types: a name stands for every definition that
+has it, so that a use of any counts for all. What is in doubt runs again.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from types import CodeType, FunctionType
+
+from tokenspeed_reload.codes import nested
+from tokenspeed_reload.loader import within
+from tokenspeed_reload.names import FunctionNode, local_names
+from tokenspeed_reload.records import SourceText
+
+_BUILDERS = ("__init__", "__post_init__", "__new__")
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+
+
+@dataclass(frozen=True)
+class Use:
+    """A name that a definition mentions.
+
+    Attributes:
+        owner: the function, class or module-level value in which it stands; "" where that may run at any time.
+        in_function: the owner is a function.
+        is_call: it is called right there.
+    """
+
+    module: str
+    owner: str
+    in_function: bool
+    is_call: bool
+
+
+UsesByModule = dict[str, tuple[str, dict[str, set[Use]]]]
+"""The uses of each module by name, after the hash of its source."""
+
+
+class RunOnce:
+    """Answers for one state of the sources.
+
+    Args:
+        patterns: names of functions that run once by agreement; `*` stands for anything.
+        modules: names of modules, with all below them, whose whole code runs once.
+        sources: the source that each recorded module runs.
+        parsed: the uses by module and hash of its source; it is filled, and may be kept for later states.
+    """
+
+    def __init__(
+        self,
+        patterns: Iterable[str],
+        modules: Iterable[str],
+        sources: Mapping[str, SourceText],
+        parsed: UsesByModule,
+    ) -> None:
+        self._patterns = tuple(patterns)
+        self._modules = tuple(modules)
+        self._sources = sources
+        self._parsed = parsed
+        self._known: dict[tuple[str, bool], bool] = {}
+
+    def function(self, function: FunctionType, members: Mapping[str, object]) -> bool:
+        """True when `function` was run once and will not run again.
+
+        Args:
+            function: as it runs now.
+            members: what its module binds.
+        """
+        outer, _, name = function.__qualname__.rpartition(".")
+        if name in _BUILDERS and self._agreed(name):
+            return not self._runs_again(outer.rpartition(".")[2], called=False)
+        if self._agreed(name):
+            return True
+        if _makes_functions(function.__code__) or _may_be_called_from_outside(outer, name, members, self._sources):
+            return False
+        return self._is_once(name, called=True)
+
+    def value(self, name: str) -> bool:
+        """True when only code that ran once reads the module-level `name`."""
+        return self._is_once(name, called=False)
+
+    def _agreed(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    def _runs_again(self, name: str, called: bool) -> bool:
+        return bool(self._uses(name)) and not self._is_once(name, called)
+
+    def _is_once(self, name: str, called: bool) -> bool:
+        key = (name, called)
+        if key not in self._known:
+            self._known[key] = False  # a name that is used by way of itself only is in doubt
+            uses = {use for use in self._uses(name) if use.owner != name}
+            self._known[key] = bool(uses) and all(self._use_is_once(use, called) for use in uses)
+        return self._known[key]
+
+    def _use_is_once(self, use: Use, called: bool) -> bool:
+        if within(use.module, self._modules):
+            return True
+        if not use.owner or (called and not use.is_call):
+            return False
+        cls, _, name = use.owner.rpartition(".")
+        if name in _BUILDERS and self._agreed(name):
+            return not self._runs_again(cls, called=False)
+        return self._agreed(name) or self._is_once(name, called=use.in_function)
+
+    def _uses(self, name: str) -> set[Use]:
+        """Everywhere that the name is mentioned, apart from imports, annotations and its own definition."""
+        word = re.compile(rf"\b{re.escape(name)}\b")
+        found: set[Use] = set()
+        for module, source in self._sources.items():
+            if word.search(source.text):
+                found |= self._of_module(module, source).get(name, set())
+        return found
+
+    def _of_module(self, module: str, source: SourceText) -> dict[str, set[Use]]:
+        known = self._parsed.get(module)
+        if known is None or known[0] != source.sha256:
+            visitor = _Uses(module)
+            visitor.visit(ast.parse(source.data))
+            known = self._parsed[module] = (source.sha256, visitor.found)
+        return known[1]
+
+
+class _Uses(ast.NodeVisitor):
+    """Collects the uses of one module."""
+
+    def __init__(self, module: str) -> None:
+        self.found: dict[str, set[Use]] = {}
+        self._module = module
+        self._classes: list[str] = []
+        self._owner = ""
+        self._functions: list[FunctionNode] = []
+        self._hidden: list[set[str]] = []
+
+    def _add(self, name: str, *, is_call: bool = False) -> None:
+        self.found.setdefault(name, set()).add(Use(self._module, self._owner, bool(self._functions), is_call))
+
+    def _is_local(self, name: str) -> bool:
+        return any(name in names for names in self._hidden)
+
+    def _under(self, owner: str, nodes: Iterable[ast.AST]) -> None:
+        before, self._owner = self._owner, owner
+        for node in nodes:
+            self.visit(node)
+        self._owner = before
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load) and not self._is_local(node.id):
+            self._add(node.id)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self._add(node.attr)
+        self.visit(node.value)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str) and node.value.isidentifier():
+            self._add(node.value)  # perhaps for getattr
+
+    def visit_Call(self, node: ast.Call) -> None:
+        match node.func:
+            case ast.Name(id=name) if not self._is_local(name):
+                self._add(name, is_call=True)
+            case ast.Attribute(attr=name, value=value):
+                self._add(name, is_call=True)
+                self.visit(value)
+            case _:
+                self.visit(node.func)
+        for argument in (*node.args, *node.keywords):
+            self.visit(argument)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        for alias in node.names:
+            if alias.asname not in (None, alias.name):
+                self._under("", [ast.Name(alias.name, ast.Load())])  # its uses have another name
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        target = node.targets[0]
+        if self._functions or self._classes or len(node.targets) > 1 or not isinstance(target, ast.Name):
+            self.generic_visit(node)
+        elif target.id != "__all__":
+            self._under(target.id, [node.value])
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        at_top = not self._functions and not self._classes and isinstance(node.target, ast.Name)
+        if node.value is not None:
+            self._under(node.target.id if at_top else self._owner, [node.value])  # type: ignore[union-attr]
+        if not at_top:
+            self.visit(node.target)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._under("", node.decorator_list)
+        functions, self._functions = self._functions, []
+        self._under("" if functions else node.name, [*node.bases, *node.keywords])
+        self._classes.append(node.name)
+        self._under("", node.body)
+        self._classes.pop()
+        self._functions = functions
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._function(node, ".".join([*self._classes[-1:], node.name]))
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._function(node, ".".join([*self._classes[-1:], node.name]))
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._function(node, "")
+
+    def _function(self, node: FunctionNode, name: str) -> None:
+        decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+        defaults = (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None))
+        self._under("", [*decorators, *defaults])
+        # A function that another makes may be kept, and run at any time.
+        owner = "" if self._functions or self._hidden else name
+        self._functions.append(node)
+        self._hidden.append(local_names(node))
+        self._under(owner, [node.body] if isinstance(node, ast.Lambda) else node.body)
+        self._hidden.pop()
+        self._functions.pop()
+
+
+def has_cached_values(function: FunctionType) -> bool:
+    """True for the function of a cached property whose value some object holds."""
+    outer, _, name = function.__qualname__.rpartition(".")
+    cls = function.__globals__.get(outer)
+    if not isinstance(cls, type) or not isinstance(vars(cls).get(name), cached_property):
+        return False
+    classes = [cls]
+    for known in classes:
+        classes.extend(known.__subclasses__())
+    return any(isinstance(holder, cls) and name in vars(holder) for holder in gc.get_referrers(*classes))
+
+
+def _makes_functions(code: CodeType) -> bool:
+    """True when functions that the code makes may outlive the call."""
+    return any(inner.co_name not in _COMPREHENSIONS for inner in nested(code))
+
+
+def _may_be_called_from_outside(
+    outer: str, name: str, members: Mapping[str, object], recorded: Mapping[str, SourceText]
+) -> bool:
+    """True for special methods and for those that override one of a class outside of the recorded modules."""
+    if not outer:
+        return False
+    cls = members.get(outer)
+    if not isinstance(cls, type) or (name.startswith("__") and name.endswith("__")):
+        return True
+    return any(name in vars(base) for base in cls.__mro__ if base.__module__ not in recorded)
