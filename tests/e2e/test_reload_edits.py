@@ -1,0 +1,128 @@
+"""Kinds of edits that engineers make in the forward packages, against a server that was started with the edit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import SMALL
+from tests.e2e.harness import Server, dump
+
+LLAMA = "tokenspeed.runtime.models.llama"
+ROTARY = "tokenspeed.runtime.layers.rotary"
+CONTEXT = "tokenspeed.runtime.layers.context"
+ATTENTION = "tokenspeed.runtime.layers.attention"
+ROPE = "tokenspeed_kernel.ops.rope.reference"
+ACTIVATION = "tokenspeed_kernel.ops.activation.reference"
+MLP_RESULT = "return self.mlp(hidden), residual"
+SILU = "    return silu(gate) * up\n"
+PROMPTS = ("The three primary colours are", "x", "word " * 60)
+
+
+@pytest.fixture(scope="module")
+def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("edits")
+    server = Server(str(tiny_model), *SMALL, overlay=folder / "overlay", log=folder / "log")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(running: Server) -> Iterator[Server]:
+    """The server with the installed code before and after the test, and with the same answers."""
+    before = texts(running)
+    yield running
+    for path in running.overlay.rglob("*.py"):  # type: ignore[union-attr]
+        path.unlink()
+    reply = running.reload()
+    assert reply["success"], dump(reply)
+    assert reply["stale"] == [], dump(reply)
+    assert running.reload()["modules"] == []
+    assert texts(running) == before
+
+
+def texts(server: Server) -> list[str]:
+    return [server.text(prompt, ignore_eos=True) for prompt in PROMPTS]
+
+
+def named(reply: dict[str, object]) -> list[str]:
+    assert reply["success"], dump(reply)
+    return [item["what"] for item in reply["needs_restart"]]  # type: ignore[attr-defined]
+
+
+def test_answers_are_those_of_a_start_with_the_same_files(server: Server, tiny_model: Path, tmp_path: Path) -> None:
+    before = texts(server)
+    # A function moves to a new file and gets a default argument; a constant, a decorator and a field are new.
+    moved = server.overlay_path(ROPE).with_name("turn.py")
+    server.edit(ROPE, lambda text: text.split("\n\n\ndef _rotate")[0].replace("import torch\n", "") + "\n")
+    server.replace(
+        ROPE, "from tokenspeed_kernel.registry", "from .turn import _rotate\nfrom tokenspeed_kernel.registry"
+    )
+    moved.write_text(
+        "import torch\n\n\ndef _rotate(x, cos, sin, gain=0.5):\n    first, second = x.float().chunk(2, dim=-1)\n"
+        "    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype) * gain\n"
+    )
+    server.replace(ACTIVATION, SILU, "    return silu(gate) * up * GAIN\n\n\nGAIN = 0.75\n")
+    server.edit(CONTEXT, lambda text: text + "    extra: float = 0.5\n")
+    server.replace(
+        ATTENTION, "        keys, values = ctx", "        query = query * ctx.extra\n        keys, values = ctx"
+    )
+    half = "def half(f):\n    return lambda *args: f(*args) * 0.5\n\n\nclass LlamaMLP"
+    server.replace(LLAMA, "class LlamaMLP", half)
+    server.replace(
+        LLAMA, "    def forward(self, hidden: Tensor) -> Tensor:", "    @half\n    def forward(self, hidden):"
+    )
+    reply = server.reload()
+    assert named(reply) == [], dump(reply)
+    assert reply["stale"] == [], dump(reply)
+    # Once more, with the new default, constant and field only.
+    moved.write_text(moved.read_text().replace("gain=0.5", "gain=-0.5"))
+    server.replace(ACTIVATION, "GAIN = 0.75", "GAIN = 0.25")
+    server.replace(CONTEXT, "extra: float = 0.5", "extra: float = 2.0")
+    assert named(server.reload()) == []
+    after = texts(server)
+    assert after != before
+    fresh = Server(str(tiny_model), *SMALL, overlay=server.overlay, log=tmp_path / "log").start()
+    try:
+        assert texts(fresh) == after
+    finally:
+        fresh.stop()
+
+
+def test_edits_of_what_start_up_built_are_named(server: Server) -> None:
+    server.replace(ROTARY, "base = 1.0 / self.theta**exponents", "base = _stretch() / self.theta**exponents")
+    server.edit(ROTARY, lambda text: text + "\n\ndef _stretch() -> float:\n    return 2.0\n")
+    assert named(server.reload()) == [f"{ROTARY}.RotaryEmbedding.frequencies"]
+    server.replace(ROTARY, "return 2.0", "return 3.0")
+    assert named(server.reload()) == [f"{ROTARY}._stretch"]
+
+
+def test_a_kernel_that_a_start_would_choose_is_named(server: Server) -> None:
+    kernel = '@register_kernel("activation", "silu_and_mul", solution="half", priority={})\n'
+    body = "def half(x: Tensor) -> Tensor:\n    return x.chunk(2, dim=-1)[1] * 0.5\n"
+    server.edit(ACTIVATION, lambda text: text + "\n\n" + kernel.format(-1) + body)
+    assert named(server.reload()) == []
+    server.replace(ACTIVATION, "priority=-1", "priority=9")
+    assert named(server.reload()) == ["activation.silu_and_mul"]
+    server.replace(ACTIVATION, kernel.format(9), "")
+    assert named(server.reload()) == []
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ("return self.mlp(hidden) * (no_name if len(ctx.seq_lens) > 1 else 1), residual", "no_name"),
+        ("raise type('Odd', (Exception,), {'__str__': lambda error: 1 / 0})()", "Odd"),
+        ("raise ValueError('\\udcff')", "udcff"),
+        ("return self.forward(hidden, residual, positions, ctx)", "RecursionError"),
+    ],
+)
+def test_an_error_is_found_before_requests_meet_it(server: Server, result: str, words: str) -> None:
+    path = server.replace(LLAMA, MLP_RESULT, result)
+    reply = server.reload()
+    assert (reply["success"], reply["phase"], reply["file"]) == (False, "warm", str(path)), dump(reply)
+    assert words in reply["error"]
+    assert len(reply["trace"]) <= 32
