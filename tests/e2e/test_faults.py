@@ -133,3 +133,23 @@ def test_a_control_port_in_use(tiny_model: Path) -> None:
 
 def test_ranks_that_do_not_divide_the_model(tiny_model: Path) -> None:
     check(serve(str(tiny_model), "--port", "18123", "--tensor-parallel-size", "3"), 2, "3")
+
+
+def test_two_servers_that_start_on_one_port(server: Server, tiny_model: Path, tmp_path: Path) -> None:
+    other = Server(str(tiny_model), *SMALL, log=tmp_path / "other")
+    other.port = server.port
+    both = [server, other]
+    for each in both:
+        each.launch()
+    while all(each.process.poll() is None for each in both):
+        time.sleep(0.1)
+    (first,) = [each for each in both if each.process.poll() is None]
+    (second,) = [each for each in both if each is not first]
+    assert second.process.returncode == 4, second.output()
+    assert "TokenSpeed is ready" not in second.output()
+    assert f"port {server.port} on 127.0.0.1 is in use" in second.output().splitlines()[-1]
+    while "TokenSpeed is ready" not in first.output():
+        assert first.process.poll() is None, first.output()
+        time.sleep(0.1)
+    assert first.text("Hello")
+    assert first.stop() == 0

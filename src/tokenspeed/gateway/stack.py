@@ -121,7 +121,7 @@ class Stack:
             command = smg_command(self._config, address, ready.grpc_port, claim(LOOPBACK, 0).port)
             smg = await cleanup.enter_async_context(started_smg(command, smg_environment(self._config)))
             stopping.children.append(smg)
-            self._guard(_fail_at_end(smg))
+            self._guard(_fail_at_end(smg, address))
             model = await self._unless_ended(self._until_served(address, ready.grpc_port))
             self._announce(model, address, ready.control_url)
             await self._until_stopped(front.child, smg)
@@ -187,6 +187,13 @@ class Stack:
         self._guards.clear()
 
 
-async def _fail_at_end(child: Child) -> NoReturn:
-    """Wait for the end of a child that should not end, and raise."""
-    raise TokenSpeedError(f"{child.name} {await child.how_it_ended()}; see its messages above")
+async def _fail_at_end(smg: Child, address: Address) -> NoReturn:
+    """Wait for the end of SMG, which should not end, and raise.
+
+    Raises:
+        ResourceError: when another server listens at its address, which is why it ended.
+        TokenSpeedError: in all other cases.
+    """
+    how = await smg.how_it_ended()
+    claim(*address)
+    raise TokenSpeedError(f"{smg.name} {how}; see its messages above")
