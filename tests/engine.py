@@ -74,7 +74,7 @@ class InProcessEngine:
         self.outbox.sent.clear()
         for index, prompt in enumerate(prompts):
             self.stream.messages.append(Submit(request_id=str(index), prompt=prompt, sampling=sampling))
-        EngineLoop(0, self.stream, self.outbox, self.scheduler, self.executor, self.control).run()  # type: ignore[arg-type]
+        EngineLoop(self.startup.channel, self.stream, self.outbox, self.scheduler, self.executor, self.control).run()  # type: ignore[arg-type]
         answers: list[list[int]] = [[] for _ in prompts]
         for message in self.outbox.sent:
             if isinstance(message, Outputs):

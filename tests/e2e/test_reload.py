@@ -158,6 +158,21 @@ def test_a_broken_edit_is_undone_and_named(server: Server, how: str) -> None:
     assert server.text(PROMPT) != before
 
 
+def test_code_that_fails_while_it_serves_costs_the_requests_of_that_step_only(server: Server) -> None:
+    if "--tensor-parallel-size" in server.flags:
+        pytest.skip("several ranks cannot agree on a failed step yet")
+    before = server.text(PROMPT)
+    fails = "if 64 < hidden.shape[0] < 200:\n            raise ValueError('too long')\n        " + MLP_RESULT
+    server.replace(LLAMA, MLP_RESULT, fails)
+    assert server.reload()["success"]
+    body = {"model": server.served, "prompt": "one two " * 50, "max_tokens": 4, "temperature": 0}
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 500
+    assert "ValueError: too long" in reply.text
+    assert server.text(PROMPT) == before
+    assert server.blocks_in_use() == 0
+
+
 def test_a_step_that_cannot_be_captured_is_undone(server: Server) -> None:
     if not graphs(server):
         pytest.skip("nothing is captured on this server")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
+
+from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.directives import Begin, Expire, Settle, StreamMessage
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.stream import Stream
 from tokenspeed.runtime.execution.executor import Executor
-from tokenspeed.runtime.protocol import Abort, Continue, FlushCache, Pause, Reload, Stop, Submit
+from tokenspeed.runtime.protocol import Abort, Continue, FlushCache, Pause, Reload, RequestOutput, Stop, Submit
+from tokenspeed.runtime.scheduler.batch import Batch
 from tokenspeed.runtime.scheduler.request import Request
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 
@@ -17,14 +21,14 @@ class EngineLoop:
 
     def __init__(
         self,
-        rank: int,
+        channel: Channel,
         stream: Stream,
         outbox: Outbox,
         scheduler: Scheduler,
         executor: Executor,
         control: ControlQueue,
     ):
-        self.rank = rank
+        self.channel = channel
         self.stream = stream
         self.outbox = outbox
         self.scheduler = scheduler
@@ -44,7 +48,7 @@ class EngineLoop:
             self.outbox.outputs([], self.scheduler.loads(self.control.paused))
 
     def _receive(self) -> None:
-        directives = self.control.decide() if self.rank == 0 else []
+        directives = self.control.decide() if self.channel.rank == 0 else []
         busy = self.scheduler.has_work or self.control.ready
         for message in self.stream.receive(directives, 0 if busy else self.control.seconds_to_decision()):
             self._handle(message)
@@ -52,7 +56,18 @@ class EngineLoop:
     def _step(self) -> None:
         batch = self.scheduler.schedule()
         if batch is not None:
-            self.control.publish(self.scheduler.commit(batch, self.executor.run(batch)))
+            self.control.publish(self._run(batch))
+
+    def _run(self, batch: Batch) -> list[RequestOutput]:
+        """Compute one step. Edited code may fail in a batch that warm-up did not run: its requests end, no others."""
+        try:
+            token_ids = self.executor.run(batch)
+        except BaseException as error:
+            if self.channel.size > 1:
+                raise  # another rank may have computed the step, and schedulers that differ mix up requests
+            traceback.print_exc()
+            return self.scheduler.fail(batch, f"the forward pass failed with {type(error).__name__}: {error}")
+        return self.scheduler.commit(batch, token_ids)
 
     def _handle(self, message: StreamMessage) -> None:
         match message:

@@ -60,7 +60,7 @@ def _serve(config: Config, channel: Channel, outbox: Outbox, reloader: Reloader 
         stream = PeerStream(channel)
     reload = _forward_reload(startup, channel, outbox, reloader) if reloader is not None else None
     control = ControlQueue(startup.scheduler, outbox, reload)
-    loop = EngineLoop(channel.rank, stream, outbox, startup.scheduler, startup.executor, control)
+    loop = EngineLoop(channel, stream, outbox, startup.scheduler, startup.executor, control)
     outbox.send(Ready(info=startup.info()))
     loop.run()
 

@@ -133,11 +133,9 @@ class Scheduler:
             RuntimeError: when `batch` is not the oldest uncommitted step.
             ValueError: when the number of ids is not `batch.num_samples`.
         """
-        if not self._uncommitted or self._uncommitted[0] is not batch:
-            raise RuntimeError("steps are committed once each, in the order in which they were scheduled")
         if len(token_ids) != batch.num_samples:
             raise ValueError(f"the step samples {batch.num_samples} ids, not {len(token_ids)}")
-        self._uncommitted.popleft()
+        self._take(batch)
         outputs: list[RequestOutput] = []
         num_live = len(self._live)
         finished = RequestState.FINISHED
@@ -158,6 +156,24 @@ class Scheduler:
                 outputs.append(self._accept(request, token_id))
         if len(self._live) < num_live:
             self._running = [request for request in self._running if request.state is not finished]
+        return outputs
+
+    def fail(self, batch: Batch, error: str) -> list[RequestOutput]:
+        """Give up the oldest uncommitted step: its requests end with `error`, and nothing that it wrote is found again.
+
+        Raises:
+            RuntimeError: when `batch` is not the oldest uncommitted step.
+        """
+        self._take(batch)
+        outputs: list[RequestOutput] = []
+        for row in batch.rows:
+            request = row.request
+            request.in_flight -= 1
+            if request.state is RequestState.RUNNING:
+                self._running.remove(request)
+                outputs.append(self._finish(request, "error", error=error))
+            elif not request.in_flight:
+                self.cache.release(request.table)
         return outputs
 
     def flush_cache(self) -> None:
@@ -291,6 +307,7 @@ class Scheduler:
         reason: FinishReason,
         last_token: int | None = None,
         matched_stop: int | None = None,
+        error: str = "",
     ) -> RequestOutput:
         """End a request that was taken from its queue, or that `commit` is about to take from it."""
         request.state = RequestState.FINISHED
@@ -303,7 +320,13 @@ class Scheduler:
             finish_reason=reason,
             matched_stop=matched_stop,
             cached_tokens=request.cached_tokens,
+            error=error,
         )
+
+    def _take(self, batch: Batch) -> None:
+        if not self._uncommitted or self._uncommitted[0] is not batch:
+            raise RuntimeError("steps are committed once each, in the order in which they were scheduled")
+        self._uncommitted.popleft()
 
     def _refusal(self, request: Request, error: str) -> RequestOutput:
         request.state = RequestState.FINISHED

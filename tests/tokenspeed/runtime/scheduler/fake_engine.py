@@ -14,6 +14,7 @@ from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from .fake_device import EOS, FakeDevice, reference
 
 MAX_STEPS = 5_000
+BROKEN = "the step broke"
 
 
 class FakeEngine:
@@ -83,6 +84,14 @@ class FakeEngine:
         self.check()
         return outputs
 
+    def fail(self) -> list[RequestOutput]:
+        """The oldest step in flight breaks on the device."""
+        batch, _ = self.device.finish()
+        outputs = self.scheduler.fail(batch, BROKEN)
+        self._take(outputs)
+        self.check()
+        return outputs
+
     def step(self) -> Batch | None:
         """One step without overlap."""
         batch = self.launch()
@@ -138,12 +147,12 @@ class FakeEngine:
         assert self.scheduler.loads(paused=False).used_blocks == 0
 
     def _check_answer(self, request: Request, last: RequestOutput) -> None:
-        if last.finish_reason == "error":
+        if last.finish_reason == "error" and last.error != BROKEN:
             assert len(request.prompt) > self.scheduler.max_len
             return
         expected, reason, matched = reference(request.prompt, request.sampling, self.scheduler.max_len)
         answer = self.tokens(request)
-        if last.finish_reason == "abort":
+        if last.finish_reason in ("abort", "error"):
             assert answer == expected[: len(answer)]
         else:
             assert (answer, last.finish_reason, last.matched_stop) == (expected, reason, matched)

@@ -194,3 +194,29 @@ def test_abort_running_ends_running_and_preempted_requests_and_leaves_the_waitin
     engine.scheduler.admission_open = True
     engine.run()
     engine.check_ended()
+
+
+@pytest.mark.parametrize("steps_in_flight", [0, 1])
+def test_a_step_that_breaks_ends_its_requests_and_no_others(steps_in_flight: int) -> None:
+    engine = FakeEngine(max_num_seqs=2)
+    broken = [engine.submit([1, 2, 3, 4, 5]), engine.submit([6, 7])]
+    waiting = engine.submit([8, 9])
+    for _ in range(1 + steps_in_flight):
+        engine.launch()
+    engine.fail()
+    assert [engine.finish_reason(request) for request in broken] == ["error", "error"]
+    assert [engine.outputs[request.request_id][-1].error for request in broken] == ["the step broke"] * 2
+    engine.run()
+    assert engine.finish_reason(waiting) in ("stop", "length")
+    engine.check_ended()
+
+
+def test_nothing_that_a_broken_step_wrote_is_found_again() -> None:
+    engine = FakeEngine()
+    prompt = list(range(1, 13))
+    engine.submit(prompt)
+    engine.launch()
+    engine.fail()
+    again = engine.submit(prompt)
+    engine.run()
+    assert again.cached_tokens == 0

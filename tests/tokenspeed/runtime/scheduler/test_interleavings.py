@@ -98,6 +98,11 @@ class Interleavings(RuleBasedStateMachine):
     def commit(self) -> None:
         self.engine.commit()
 
+    @precondition(lambda self: self.engine.device.pending)
+    @rule()
+    def fail(self) -> None:
+        self.engine.fail()
+
     @rule(count=st.integers(1, 12), overlap=st.booleans())
     def several_steps(self, count: int, overlap: bool) -> None:
         for _ in range(count):
