@@ -69,7 +69,9 @@ class Registry:
         """Forget the kernels that these definitions of a module registered; who holds one may still call it."""
         for kernel in self.kernels():
             function = kernel.function
-            is_below = function.__module__ == module and function.__qualname__.partition(".")[0] in definitions
+            # Not every callable has these: a partial object has no name.
+            home, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+            is_below = home == module and name.partition(".")[0] in definitions
             if is_below or any(function is value for value in definitions.values()):
                 self._withdrawn[kernel.name] = self._kernels.pop(kernel.name)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -74,7 +75,9 @@ def test_a_choice_without_a_kernel_is_told() -> None:
     registry = Registry()
     registry.register(kernel("reference", "plain"))
     registry.select("norm", "scale", CPU, torch.float32)
+    registry.register(Kernel("norm.other.partial", partial(abs, -1), "norm", "other", "partial"))
     registry.withdraw(__name__, {"kernel": kernel})
+    assert [known.name for known in registry.kernels()] == ["norm.other.partial"]
     assert registry.other_choices() == {"norm.scale": ("norm.scale.reference", None)}
 
 
