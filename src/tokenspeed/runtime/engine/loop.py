@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 
 from tokenspeed.runtime.distributed.channel import Channel
@@ -14,6 +15,8 @@ from tokenspeed.runtime.protocol import Abort, Continue, FlushCache, Pause, Relo
 from tokenspeed.runtime.scheduler.batch import Batch
 from tokenspeed.runtime.scheduler.request import Request
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 
 class EngineLoop:
@@ -65,8 +68,9 @@ class EngineLoop:
         except BaseException as error:
             if self.channel.size > 1:
                 raise  # another rank may have computed the step, and schedulers that differ mix up requests
-            traceback.print_exc()
-            return self.scheduler.fail(batch, f"the forward pass failed with {type(error).__name__}: {error}")
+            log.exception("a step failed; the requests in it end, the server goes on")
+            cause = traceback.format_exception_only(error)[-1].strip()
+            return self.scheduler.fail(batch, f"the forward pass failed with {cause}")
         return self.scheduler.commit(batch, token_ids)
 
     def _handle(self, message: StreamMessage) -> None:

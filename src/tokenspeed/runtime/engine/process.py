@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
+import logging
+import sys
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,8 @@ from tokenspeed.runtime.reload.forward import ForwardReload
 from tokenspeed_kernel.registry import REGISTRY
 from tokenspeed_reload import Reloader
 
+log = logging.getLogger(__name__)
+
 
 def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
     """Serve as `rank` until the front says stop.
@@ -29,6 +32,8 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
         The exit code: 0 after a stop, else the error's own. The front has been told the error's sentence.
     """
     config = msgspec.json.decode((run_dir / "config.json").read_bytes(), type=Config)
+    level = config.serve.log_level.upper()
+    logging.basicConfig(level=level, format=f"%(asctime)s %(levelname)s rank {rank}: %(message)s", stream=sys.stderr)
     channel = Channel(rank, config.parallel.tensor_parallel_size, run_dir)
     outbox = Outbox(rank, run_dir)
     outbox.open()
@@ -39,7 +44,7 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
         outbox.failed(str(error), error.exit_code)
         return error.exit_code
     except Exception as error:
-        traceback.print_exc()
+        log.exception("the rank cannot go on")
         outbox.failed(f"rank {rank} failed: {type(error).__name__}: {error}; its traceback is above", 1)
         return 1
     finally:
