@@ -93,6 +93,8 @@ class Patch:
             self._log.add(ParticipantState(participant))
         self._footprint.take([sys.modules[n] for n in self._reloader.records.modules if n in sys.modules])
         self._new_modules.start()
+        for name in self._sources.deleted:
+            self._withdraw_all(name)
         for name, module in self._inputs.modules.items():
             self._module = name
             self._prepare(module)
@@ -178,6 +180,13 @@ class Patch:
         definitions = {name: old[name] for name in sorted(again & old.keys())}
         for participant in self._reloader.participants:
             participant.withdraw(module.name, definitions)
+
+    def _withdraw_all(self, name: str) -> None:
+        """A module whose file is gone stays as it runs, but offers nothing any more."""
+        members = vars(sys.modules[name]).items() if name in sys.modules else ()
+        definitions = {n: value for n, value in members if getattr(value, "__module__", None) == name}
+        for participant in self._reloader.participants:
+            participant.withdraw(name, definitions)
 
     def _note_removed(self, module: ModuleInputs, old: dict[str, Any]) -> None:
         for name in sorted(module.removed & old.keys()):

@@ -428,6 +428,26 @@ def test_a_registration_goes_with_the_statement_that_made_it(project):
         del sys.modules["registry_host"]
 
 
+def test_registrations_go_with_the_file_that_made_them(project):
+    registry = Registry()
+    host = types.ModuleType("registry_host")
+    host.register = registry.register
+    sys.modules["registry_host"] = host
+    try:
+        path = project.write_module("k", "from registry_host import register\n@register('fast')\ndef fast(): return 1")
+        project.write_module("m", "import k\nX = 1")
+        reloader = project.watch("m", "k", participants=[registry])
+        project.load("m")
+        path.unlink()
+        project.write_module("m", "X = 2")
+        transaction = reloader.reload()
+        assert registry.specs == {}
+        transaction.undo()
+        assert set(registry.specs) == {"fast"}
+    finally:
+        del sys.modules["registry_host"]
+
+
 def test_registry_of_a_watched_module_is_restored_without_a_participant(project, picture):
     project.write_module(
         "reg",
