@@ -18,13 +18,11 @@ from starlette.routing import Route
 
 from tokenspeed.errors import RequestError, ResourceError
 from tokenspeed.runtime.config import ControlOptions
-from tokenspeed.runtime.protocol import Continue, DrainMode, FlushCache, Pause
+from tokenspeed.runtime.protocol import NOT_ENABLED, Continue, DrainMode, FlushCache, Pause, reload_failure
 from tokenspeed.server.client import AnyCall, EngineClient
 from tokenspeed.server.errors import EngineUnavailable
 from tokenspeed.server.metrics import Metrics
-from tokenspeed.server.reloads import Body, ReloadRequest, Reloads, refusal
-
-NOT_ENABLED = "reload_forward is not enabled; start the server with --allow-reload-forward (development only)"
+from tokenspeed.server.reloads import Body, ReloadRequest, Reloads
 
 LARGEST_BODY = 1 << 20
 """Bytes of a call's body."""
@@ -73,12 +71,12 @@ class ControlApp:
 
     async def reload_forward(self, request: Request) -> Response:
         if not self._allow_reload:
-            return _reply(refusal("not_enabled", NOT_ENABLED))
+            return _reply(reload_failure(None, "not_enabled", "queue", NOT_ENABLED))
         try:
             body = _decode(await _read(request), ReloadRequest)
             body.check()
         except RequestError as error:
-            return _reply(refusal("bad_request", str(error)))
+            return _reply(reload_failure(None, "bad_request", "queue", str(error)))
         return _reply(await self._reloads.run(body))
 
     async def reload_status(self, _: Request) -> Response:

@@ -24,7 +24,7 @@ from tokenspeed.server.info import Description
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.ranks import RANK_COMMAND, Ranks
 from tokenspeed.server.reloads import Body, ReloadRequest, Reloads
-from tokenspeed.server.service import GrpcServer, Scheduler
+from tokenspeed.server.service import GrpcServer, SchedulerServicer
 from tokenspeed.server.status import StatusPipe
 from tokenspeed.server.stops import TokenizerFile
 
@@ -80,7 +80,7 @@ class Front:
             on_lost=self._on_lost,
         )
         self._ranks = Ranks(self._run_dir, config.parallel.tensor_parallel_size, self._on_lost, self._rank_command)
-        self._scheduler = Scheduler(self._client)
+        self._scheduler = SchedulerServicer(self._client)
         self._grpc = GrpcServer(self._scheduler)
         self._control = ControlServer(config.control)
         self._app = ControlApp(

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tokenspeed.errors import RequestError
-from tokenspeed.runtime.protocol import DrainMode, ReloadStatus
+from tokenspeed.runtime.protocol import DrainMode, ReloadStatus, reload_failure
 from tokenspeed.server.errors import EngineLost, EngineUnavailable
 
 KEPT_REPLIES = 256
@@ -54,19 +54,6 @@ class ReloadRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise RequestError("modules must name at least one module, or be left out for all that changed")
         if self.mode == "keep":
             raise RequestError("mode keep is not there for reloads yet; use wait or abort")
-
-
-def refusal(code: str, error: str, *, phase: str = "queue", rank: int | None = None, **fields: Any) -> Body:
-    """The body of a reload that failed."""
-    return {
-        "success": False,
-        **fields,
-        "code": code,
-        "phase": phase,
-        "rank": rank,
-        "error": error,
-        "message": error,
-    }
 
 
 class Reloads:
@@ -135,7 +122,7 @@ class Reloads:
             body = await self._send(request)
         except EngineUnavailable as error:
             rank = error.rank if isinstance(error, EngineLost) else None
-            body = refusal("failed", str(error), phase=self._phase(request.id), rank=rank, id=request.id)
+            body = reload_failure(request.id, "failed", self._phase(request.id), str(error), rank=rank)
         del self._running[request.id]
         del self._since[request.id]
         self._begun.discard(request.id)

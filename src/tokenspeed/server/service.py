@@ -39,7 +39,7 @@ class EngineNotReady(EngineUnavailable):
     """What everything but health answers until the engine is up."""
 
 
-class Scheduler(rpc.TokenSpeedSchedulerServicer):
+class SchedulerServicer(rpc.TokenSpeedSchedulerServicer):
     """The servicer. `open` gives it the engine once that is ready."""
 
     def __init__(self, client: EngineClient) -> None:
@@ -153,7 +153,7 @@ class Scheduler(rpc.TokenSpeedSchedulerServicer):
 class GrpcServer:
     """The servicer and the standard health service on one loopback port."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: SchedulerServicer) -> None:
         self._scheduler = scheduler
         self._health = health.aio.HealthServicer()
 

@@ -14,12 +14,19 @@ from typing import Any
 from tokenspeed.runtime.engine.directives import Begin, Directive, Expire, Settle
 from tokenspeed.runtime.engine.held import HeldRequests
 from tokenspeed.runtime.engine.outbox import Outbox
-from tokenspeed.runtime.protocol import Continue, ControlCall, FlushCache, Pause, Reload, ReloadStatus, RequestOutput
+from tokenspeed.runtime.protocol import (
+    NOT_ENABLED,
+    Continue,
+    ControlCall,
+    FlushCache,
+    Pause,
+    Reload,
+    ReloadStatus,
+    RequestOutput,
+    reload_failure,
+)
 from tokenspeed.runtime.reload.forward import ForwardReload
-from tokenspeed.runtime.reload.reply import failure
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
-
-NOT_ENABLED = "this server does not permit reloads; start it with --allow-reload-forward"
 
 
 @dataclass
@@ -77,7 +84,7 @@ class ControlQueue:
     def add(self, call: Reload) -> None:
         """Queue a reload; from now on new requests are held."""
         if self.reload is None:
-            self.outbox.reply(call, failure(call.id, "not_enabled", "queue", NOT_ENABLED))
+            self.outbox.reply(call, reload_failure(call.id, "not_enabled", "queue", NOT_ENABLED))
             return
         self._entries.append(Entry(call, time.monotonic()))
         self._gate()
@@ -105,7 +112,7 @@ class ControlQueue:
         for entry in [e for e in self._entries if e.call.id == directive.id]:
             self._entries.remove(entry)
             message = f"not drained within timeout_s = {entry.call.timeout_s:g} s; nothing was changed"
-            self._end(entry.call, failure(entry.call.id, "timeout", entry.phase, message))
+            self._end(entry.call, reload_failure(entry.call.id, "timeout", entry.phase, message))
 
     def pause(self, call: Pause) -> None:
         """Close admission; `wait` answers when the running requests are done, `abort` ends them first."""
@@ -123,7 +130,7 @@ class ControlQueue:
         """Cancel the reloads and the pauses that wait, then open admission."""
         for entry in self._entries:
             message = "cancelled by continue_generation before it ran; nothing was changed"
-            self._answer(entry.call, failure(entry.call.id, "cancelled", entry.phase, message))
+            self._answer(entry.call, reload_failure(entry.call.id, "cancelled", entry.phase, message))
         cancelled = len(self._entries) + len(self._pausing)
         self._entries.clear()
         for pause in self._pausing:

@@ -11,10 +11,10 @@ import msgspec
 from tokenspeed.runtime.distributed.channel import Ballot, Channel
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
-from tokenspeed.runtime.protocol import Reload
+from tokenspeed.runtime.protocol import Reload, reload_failure
 from tokenspeed.runtime.reload.choices import changed_choices
 from tokenspeed.runtime.reload.fault import Fault, describe
-from tokenspeed.runtime.reload.reply import failure, nothing_changed, success
+from tokenspeed.runtime.reload.reply import nothing_changed, success
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
 from tokenspeed_kernel.registry import REGISTRY
@@ -67,7 +67,7 @@ class ForwardReload:
         try:
             sources = self.reloader.read(call.modules)
         except UnknownModules as error:
-            return failure(call.id, "bad_request", "queue", str(error))
+            return reload_failure(call.id, "bad_request", "queue", str(error))
         except (ReloadError, OSError):
             return None  # the read phase will meet it again, and tell every rank
         if sources.modules or call.modules is not None:
@@ -94,7 +94,7 @@ class ForwardReload:
 
     def _failed(self, call: Reload, error: PhaseFailed) -> dict[str, Any]:
         place = f" ({error.fault['file']}:{error.fault['line']})" if error.fault["file"] else ""
-        body = failure(call.id, "failed", error.phase, str(error), rank=error.rank, fault=error.fault)
+        body = reload_failure(call.id, "failed", error.phase, str(error), rank=error.rank) | error.fault
         body["message"] = (
             f"failed in {error.phase} on rank {error.rank}: {error}{place}; "
             f"undone, generation {self.generation} serves on"

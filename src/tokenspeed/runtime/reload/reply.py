@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from tokenspeed.runtime.execution.generation import Generation
-from tokenspeed.runtime.reload.fault import Fault
 from tokenspeed_kernel.jit import JitCount
 from tokenspeed_reload import Report
-
-Code = Literal["not_enabled", "bad_request", "cancelled", "timeout", "failed"]
-
-
-def failure(
-    call_id: str, code: Code, phase: str, message: str, *, rank: int | None = None, fault: Fault | None = None
-) -> dict[str, Any]:
-    """The reply of a reload that changed nothing."""
-    body: dict[str, Any] = {
-        "success": False,
-        "id": call_id,
-        "code": code,
-        "phase": phase,
-        "rank": rank,
-        "error": message,
-        "message": message,
-    }
-    if fault is not None:
-        body.update(fault)
-    return body
 
 
 def nothing_changed(call_id: str, generation: int, looked_at: list[str], outside: list[str]) -> dict[str, Any]:
