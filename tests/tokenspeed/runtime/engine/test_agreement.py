@@ -78,7 +78,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_alone(engine: InProcessEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
-    for prompt, answer in zip(prompts, expected, strict=True):
+    # A replayed decode step of one row is the same graph for every prompt: a few show it.
+    few = 3 if engine.executor.generation.decode else len(prompts)
+    for prompt, answer in list(zip(prompts, expected, strict=True))[:few]:
         assert engine.generate([prompt], GREEDY) == [answer]
 
 
