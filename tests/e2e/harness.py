@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,28 @@ class Server:
         parsed: dict[str, Any] = reply.json()
         return parsed
 
+    @contextmanager
+    def busy(self, requests: int = 6) -> Iterator[list[dict[str, Any]]]:
+        """Keep long requests running within the block; the list has their answers after it."""
+        body = {"model": self.served, "prompt": "Tell me", "max_tokens": 500, "temperature": 0, "ignore_eos": True}
+        answers: list[dict[str, Any]] = []
+
+        def ask() -> None:
+            reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=300)
+            assert reply.status_code == 200, reply.text
+            answers.append(reply.json()["choices"][0])
+
+        threads = [threading.Thread(target=ask) for _ in range(requests)]
+        for thread in threads:
+            thread.start()
+        self.wait_for_running(requests)
+        try:
+            yield answers
+        finally:
+            for thread in threads:
+                thread.join()
+        assert len(answers) == requests
+
     def text(self, prompt: str, **options: Any) -> str:
         """The text of one greedy completion."""
         text: str = self.complete(prompt, **options)["choices"][0]["text"]
@@ -171,9 +195,9 @@ class Server:
         status: dict[str, Any] = self.control("GET", "/reload_status").json()
         return status
 
-    def wait_for_running(self) -> None:
-        """Return once a request runs."""
-        while self.metric("vllm:num_requests_running") == 0:
+    def wait_for_running(self, requests: int = 1) -> None:
+        """Return once so many requests run."""
+        while self.metric("vllm:num_requests_running") < requests:
             time.sleep(0.01)
 
     def blocks_in_use(self) -> float:

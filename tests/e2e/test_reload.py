@@ -279,35 +279,19 @@ def test_fifty_requests_across_a_reload_all_answer(server: Server) -> None:
 
 
 def test_abort_ends_running_requests_with_their_partial_text(server: Server) -> None:
-    results: list[httpx.Response] = []
-    body = {"model": server.served, "prompt": "Tell me", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-    ask = threading.Thread(
-        target=lambda: results.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=120))
-    )
-    ask.start()
-    server.wait_for_running()
-    server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
-    assert server.reload(mode="abort")["success"]
-    ask.join()
-    assert results[0].status_code == 200, results[0].text
-    choice = results[0].json()["choices"][0]
-    assert choice["finish_reason"] == "abort"
-    assert choice["text"]
+    with server.busy() as answers:
+        server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
+        assert server.reload(mode="abort")["success"]
+    assert {answer["finish_reason"] for answer in answers} == {"abort"}
+    assert all(answer["text"] for answer in answers)
 
 
 def test_a_reload_that_does_not_drain_in_time_is_given_up(server: Server) -> None:
-    body = {"model": server.served, "prompt": "Tell me", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-    results: list[httpx.Response] = []
-    ask = threading.Thread(
-        target=lambda: results.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=120))
-    )
-    ask.start()
-    server.wait_for_running()
-    server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
-    reply = server.reload(timeout_s=0.05)
-    assert (reply["code"], reply["phase"]) == ("timeout", "drain"), dump(reply)
-    ask.join()
-    assert results[0].json()["choices"][0]["finish_reason"] == "length"
+    with server.busy() as answers:
+        server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
+        reply = server.reload(timeout_s=0.05)
+        assert (reply["code"], reply["phase"]) == ("timeout", "drain"), dump(reply)
+    assert {answer["finish_reason"] for answer in answers} == {"length"}
 
 
 def test_a_reload_after_a_pause_stays_paused(server: Server) -> None:
@@ -325,20 +309,16 @@ def test_a_reload_after_a_pause_stays_paused(server: Server) -> None:
 
 
 def test_continue_cancels_a_waiting_reload(server: Server) -> None:
-    body = {"model": server.served, "prompt": "Tell me", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-    ask = threading.Thread(target=lambda: httpx.post(f"{server.url}/v1/completions", json=body, timeout=120))
-    ask.start()
-    server.wait_for_running()
-    server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
     replies: list[dict[str, object]] = []
     reloading = threading.Thread(target=lambda: replies.append(server.reload()))
-    reloading.start()
-    while server.reload_status()["state"] == "idle":
-        time.sleep(0.01)
-    assert server.control("POST", "/continue_generation", {}).json()["cancelled"] == 1
+    with server.busy():
+        server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
+        reloading.start()
+        while server.reload_status()["state"] == "idle":
+            time.sleep(0.01)
+        assert server.control("POST", "/continue_generation", {}).json()["cancelled"] == 1
     reloading.join()
     assert replies[0]["code"] == "cancelled"
-    ask.join()
 
 
 def test_health_answers_while_a_reload_runs(server: Server) -> None:
