@@ -56,7 +56,7 @@ def test_version() -> None:
         (["serve", "m", "--model", "n"], "ts serve: the model is given twice"),
         (["serve"], "ts serve: there is no model to serve"),
         (["serve", "m", "--reload-overlay", "x"], "--reload-overlay needs --allow-reload-forward"),
-        (["reload-forward", "--timeout", "0"], "ts reload-forward: --timeout must be above 0 seconds"),
+        (["reload-forward", "--timeout", "0"], "ts reload-forward: --timeout must be above 0 and at most"),
         (["reload-forward", "--url", "localhost"], "is not a URL; give one like http://127.0.0.1:8000"),
         (["version", "--json"], "ts version: there is no flag --json"),
     ],
