@@ -18,8 +18,8 @@ from tokenspeed.runtime.sampling.batch import SamplingBatch
 from tokenspeed.runtime.sampling.sampler import Sampler
 from tokenspeed.runtime.scheduler.batch import Batch, Row
 
-WARM_TOKENS = 16
-"""Tokens of the dummy prefills that start-up runs, and that every reload runs again."""
+WARM_TOKENS = 8
+"""Tokens of the dummy prefill that start-up runs, and that every reload runs again."""
 
 WARM_ROWS = 3
 """Sequences of the dummy steps with several: what an edit breaks for a batch must not wait for one."""
@@ -30,14 +30,14 @@ DUMMY_SAMPLING = (
     SamplingParams(max_new_tokens=1, temperature=1.0),
     SamplingParams(max_new_tokens=1, temperature=1.0, top_p=0.9, top_k=8),
 )
-"""One for each path through the sampler; each is taken with a forbidden token and without."""
+"""One for each path through the sampler; the greedy one is taken with a forbidden token."""
 
 
 @dataclass(frozen=True)
 class DummySteps:
     """The steps that warm the code: start-up saves them, a reload runs the very same ones."""
 
-    prefill: tuple[StepShape, ...]
+    prefill: StepShape
     decode: tuple[StepShape, ...]
 
 
@@ -89,18 +89,22 @@ class Executor:
     @torch.inference_mode()
     def warm(self, progress: Callable[[str], None]) -> None:
         """Run the dummy steps eagerly, through the sampler both greedy and not; only the scratch block is written."""
-        for name, shapes in (("prefill", self.dummies.prefill), ("decode", self.dummies.decode)):
-            progress(name)
-            for shape in shapes:
-                self.buffers.fill_dummy(shape, self.pool.shape.block_size)
-                hidden = self._forward(shape)
-                self._warm_sampler(self.model.compute_logits(hidden[self.buffers.logits_rows[: shape.num_rows]]))
+        progress("prefill")
+        self._warm_logits(self.dummies.prefill)
+        progress("decode")
+        for shape in self.dummies.decode:
+            self._warm_sampler(self._warm_logits(shape))
+
+    def _warm_logits(self, shape: StepShape) -> torch.Tensor:
+        self.buffers.fill_dummy(shape, self.pool.shape.block_size)
+        hidden = self._forward(shape)
+        return self.model.compute_logits(hidden[self.buffers.logits_rows[: shape.num_rows]])
 
     def _warm_sampler(self, logits: torch.Tensor) -> None:
         rows = logits.shape[0]
         for params in DUMMY_SAMPLING:
-            for forbidden in ((), ((0, (0,)),)):
-                self.sampler(logits, SamplingBatch.build([params] * rows, [1] * rows, logits.device, forbidden))
+            forbidden = ((0, (0,)),) if params.temperature == 0 else ()
+            self.sampler(logits, SamplingBatch.build([params] * rows, [1] * rows, logits.device, forbidden))
 
     @torch.inference_mode()
     def capture(self, number: int, progress: Callable[[str], None]) -> Generation:
@@ -187,13 +191,16 @@ class Executor:
 
 
 def dummy_steps(limits: BufferLimits) -> DummySteps:
-    """One sequence and, where the limits permit, several, of the width that captured steps have."""
+    """A prefill of several sequences, a decode of one and of several, as far as the limits permit.
+
+    All have the width that captured steps have.
+    """
     width = limits.max_blocks_per_row
     tokens = min(WARM_TOKENS, limits.max_tokens)
-    counts = sorted({1, min(WARM_ROWS, tokens, limits.max_rows)})
+    rows = min(WARM_ROWS, tokens, limits.max_rows)
     return DummySteps(
-        prefill=tuple(StepShape(tokens, rows, -(-tokens // rows), width) for rows in counts),
-        decode=tuple(StepShape(rows, rows, 1, width) for rows in counts),
+        prefill=StepShape(tokens, rows, -(-tokens // rows), width),
+        decode=tuple(StepShape(count, count, 1, width) for count in sorted({1, rows})),
     )
 
 
