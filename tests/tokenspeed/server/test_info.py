@@ -5,28 +5,15 @@ from typing import Any
 
 import pytest
 
+from tests.tokenspeed.server.engine_info import engine_info
 from tokenspeed.runtime.config import Config, ModelOptions
-from tokenspeed.runtime.protocol import EngineInfo, Loads
+from tokenspeed.runtime.protocol import Loads
 from tokenspeed.server.info import Description
 
 
 def description(**changes: Any) -> Description:
-    fields: dict[str, Any] = {
-        "model_path": "/models/m",
-        "tokenizer_path": "/models/m",
-        "model_type": "llama",
-        "architectures": ("LlamaForCausalLM",),
-        "vocab_size": 100,
-        "max_model_len": 32,
-        "eos_token_ids": (2,),
-        "dtype": "float32",
-        "device": "cpu",
-        "tensor_parallel_size": 1,
-        "block_size": 4,
-        "num_blocks": 64,
-    }
     config = Config(model=ModelOptions(model="m"))
-    return Description(config, EngineInfo(**(fields | changes)), "http://127.0.0.1:1")
+    return Description(config, engine_info(**changes), "http://127.0.0.1:1")
 
 
 def test_the_gateway_is_told_only_the_sampling_defaults_that_are_served() -> None:

@@ -8,27 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
+from tests.tokenspeed.server.engine_info import engine_info
 from tokenspeed.errors import RequestError
 from tokenspeed.runtime.protocol import EngineInfo
 from tokenspeed.server.requests import Accepted, Intake
-
-
-def info(**changes: Any) -> EngineInfo:
-    fields: dict[str, Any] = {
-        "model_path": "m",
-        "tokenizer_path": "m",
-        "model_type": "llama",
-        "architectures": ("LlamaForCausalLM",),
-        "vocab_size": 100,
-        "max_model_len": 32,
-        "eos_token_ids": (2,),
-        "dtype": "float32",
-        "device": "cpu",
-        "tensor_parallel_size": 1,
-        "block_size": 4,
-        "num_blocks": 64,
-    }
-    return EngineInfo(**(fields | changes))
 
 
 def request(prompt: list[int] | None = None, **params: Any) -> pb.GenerateRequest:
@@ -41,7 +24,7 @@ def request(prompt: list[int] | None = None, **params: Any) -> pb.GenerateReques
 
 
 def accept(sent: pb.GenerateRequest, engine: EngineInfo | None = None) -> Accepted:
-    return Intake(engine or info(), seed=0).accept(sent)
+    return Intake(engine or engine_info(), seed=0).accept(sent)
 
 
 def test_what_is_left_open_gets_openai_s_defaults_and_all_the_room() -> None:
@@ -51,7 +34,7 @@ def test_what_is_left_open_gets_openai_s_defaults_and_all_the_room() -> None:
 
 
 def test_the_model_s_own_defaults_come_before_openai_s_and_after_the_request() -> None:
-    engine = info(default_sampling={"temperature": 0.6, "top_k": 20})
+    engine = engine_info(default_sampling={"temperature": 0.6, "top_k": 20})
     assert accept(request(), engine).sampling.temperature == 0.6
     assert accept(request(), engine).sampling.top_k == 20
     assert accept(request(temperature=0.0), engine).sampling.temperature == 0
@@ -80,7 +63,7 @@ def test_what_is_given_arrives() -> None:
 
 def test_more_new_tokens_than_fit_are_cut_to_the_context_or_the_cache() -> None:
     assert accept(request(max_new_tokens=1000, min_new_tokens=900)).sampling.max_new_tokens == 29
-    assert accept(request(max_new_tokens=1000), info(num_blocks=4)).sampling.max_new_tokens == 13
+    assert accept(request(max_new_tokens=1000), engine_info(num_blocks=4)).sampling.max_new_tokens == 13
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
@@ -90,7 +73,7 @@ def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
 def test_seeds_are_signed_64_bits_and_drawn_alike_by_every_server_with_the_same_seed() -> None:
     assert accept(request(sampling_seed=2**64 - 1)).sampling.seed == -1
     assert accept(request(sampling_seed=0)).sampling.seed == 0
-    one, other = Intake(info(), seed=3), Intake(info(), seed=3)
+    one, other = Intake(engine_info(), seed=3), Intake(engine_info(), seed=3)
     drawn = [one.accept(request()).sampling.seed for _ in range(4)]
     assert drawn == [other.accept(request()).sampling.seed for _ in range(4)]
     assert len(set(drawn)) == 4
@@ -157,7 +140,7 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(params: dict[str, Any]
 
 def test_a_prompt_larger_than_the_cache_is_refused_with_the_flag_to_raise() -> None:
     with pytest.raises(RequestError, match="--max-total-tokens"):
-        accept(request([1] * 20), info(num_blocks=4))
+        accept(request([1] * 20), engine_info(num_blocks=4))
 
 
 def test_fields_beside_the_sampling_that_are_not_there_are_refused() -> None:
