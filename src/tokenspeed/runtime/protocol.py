@@ -21,21 +21,48 @@ class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Root of everything that crosses a process boundary."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of one request are chosen.
+GrammarKind = Literal["regex", "json_schema", "ebnf", "structural_tag"]
 
-    `temperature` 0 is greedy. `top_k` 0 is off. `seed` is always set when it reaches a rank: the front draws
-    one for a request that brings none, so that all ranks agree.
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text of an answer must look like; `text` is the source in the language that `kind` names."""
+
+    kind: GrammarKind
+    text: str
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of one answer are chosen.
+
+    `seed` is always set when it reaches a rank: the front draws one for a request that brings none, so that all
+    ranks agree. A request for several answers is one request each here, with a seed each.
     """
 
     max_new_tokens: int
     min_new_tokens: int = 0
     temperature: float = 1.0
+    """0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    """Least probability of a candidate, as a share of the most likely token's; 0 is off."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token that the answer has."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of a token for each time that the answer has it."""
+    repetition_penalty: float = 1.0
+    """Divides the positive and multiplies the negative logits of tokens that prompt or answer have; 1 is off."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit), each id once."""
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    """None is off; else each token comes with its log-probability and with those of so many likeliest tokens."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
+    grammar: Grammar | None = None
 
 
 # ---- front to ranks ----
@@ -156,6 +183,16 @@ class Starting(Message, frozen=True):
     detail: str = ""
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log-probabilities at one position, from the model's own logits: before temperature, penalties, bias."""
+
+    logprob: float
+    """Of the token that stands there."""
+    top_ids: list[int]
+    """The likeliest tokens, likeliest first."""
+    top_logprobs: list[float]
+
+
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one step added to one request."""
 
@@ -167,6 +204,10 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
     error: str = ""
+    logprobs: list[TokenLogprobs] = []
+    """Where asked for: one for each of `token_ids`, then one for `matched_stop` if there is one."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Where asked for, in the first output with a token: one for each token of the prompt, None for the first."""
 
 
 class Outputs(Message, frozen=True):
