@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenspeed.errors import ConfigError, ModelError
 
-ARCHITECTURES = ("LlamaForCausalLM",)
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 """Architectures whose configuration is understood here; `models.registry` has a class for each."""
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -123,6 +123,9 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelError(f"config.json has hidden_act {activation}; only models with silu are supported")
+    kinds = raw.get("layer_types") or ()
+    if raw.get("use_sliding_window") or any(kind != "full_attention" for kind in kinds):
+        raise ModelError("config.json asks for attention in a sliding window; only full attention is supported")
 
 
 def _heads(raw: Mapping[str, Any], hidden_size: int) -> tuple[int, int, int]:
@@ -134,6 +137,9 @@ def _heads(raw: Mapping[str, Any], hidden_size: int) -> tuple[int, int, int]:
             f"config.json has {num_heads} attention heads and {num_kv_heads} KV heads; "
             "the first must be a multiple of the second"
         )
+    if raw.get("head_dim") is None and raw.get("model_type") == "qwen3":
+        # What transformers takes for a Qwen3 that does not say.
+        return num_heads, num_kv_heads, 128
     if raw.get("head_dim") is None and hidden_size % num_heads:
         raise ModelError(f"config.json needs head_dim, since {num_heads} heads do not divide hidden_size {hidden_size}")
     head_dim = _size(raw, "head_dim", hidden_size // num_heads)

@@ -76,10 +76,10 @@ class LlamaMLP(nn.Module):
 class LlamaDecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm that first adds what came before to the residual."""
 
-    def __init__(self, config: ModelConfig, index: int, rotary: RotaryEmbedding, group: Group) -> None:
+    def __init__(self, config: ModelConfig, attention: LlamaAttention, group: Group) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = LlamaAttention(config, index, rotary, group)
+        self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = LlamaMLP(config, group)
 
@@ -96,12 +96,15 @@ class LlamaDecoderLayer(nn.Module):
 class LlamaModel(nn.Module):
     """Embedding, decoder layers and the final norm."""
 
+    attention_type: type[LlamaAttention] = LlamaAttention
+
     def __init__(self, config: ModelConfig, group: Group) -> None:
         super().__init__()
         rotary = RotaryEmbedding(config.head_dim, config.max_position, config.rope_theta, config.rope_scaling)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
         self.layers = nn.ModuleList(
-            LlamaDecoderLayer(config, index, rotary, group) for index in range(config.num_layers)
+            LlamaDecoderLayer(config, self.attention_type(config, index, rotary, group), group)
+            for index in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -118,10 +121,12 @@ class LlamaModel(nn.Module):
 class LlamaForCausalLM(CausalLM):
     """The model with its output head, which may be the embedding itself (`tie_embeddings`)."""
 
+    body_type: type[LlamaModel] = LlamaModel
+
     def __init__(self, config: ModelConfig, group: Group) -> None:
         super().__init__()
         self.config = config
-        self.model = LlamaModel(config, group)
+        self.model = self.body_type(config, group)
         self.lm_head = (
             self.model.embed_tokens
             if config.tie_embeddings

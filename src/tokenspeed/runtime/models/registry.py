@@ -10,11 +10,14 @@ from tokenspeed.errors import ModelError
 from tokenspeed.runtime.models.base import CausalLM
 from tokenspeed.runtime.models.config import ModelConfig
 from tokenspeed.runtime.models.llama import LlamaForCausalLM
+from tokenspeed.runtime.models.qwen3 import Qwen3ForCausalLM
 
 if TYPE_CHECKING:
     from tokenspeed.runtime.distributed.group import Group
 
-MODELS: Mapping[str, type[CausalLM]] = MappingProxyType({"LlamaForCausalLM": LlamaForCausalLM})
+MODELS: Mapping[str, type[CausalLM]] = MappingProxyType(
+    {"LlamaForCausalLM": LlamaForCausalLM, "Qwen3ForCausalLM": Qwen3ForCausalLM}
+)
 
 
 def build_model(config: ModelConfig, group: Group) -> CausalLM:

@@ -82,12 +82,13 @@ def load(config: ModelConfig, weights: dict[str, Tensor], group: Any = None) -> 
     return model
 
 
-def hf_llama(**changes: Any) -> Any:
-    """A tiny random LlamaForCausalLM of transformers."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def hf_model(model_type: str = "llama", **changes: Any) -> Any:
+    """A tiny random model of transformers."""
+    import transformers
 
+    name = {"llama": "Llama", "qwen3": "Qwen3"}[model_type]
     sizes: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": [f"{name}ForCausalLM"],
         "vocab_size": 67,
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -99,7 +100,8 @@ def hf_llama(**changes: Any) -> Any:
         "attn_implementation": "eager",
     }
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **changes})).eval()
+    config = getattr(transformers, f"{name}Config")(**{**sizes, **changes})
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
@@ -111,7 +113,7 @@ def make_pair() -> Callable[..., tuple[Any, Runner]]:
     """`make_pair(**config changes)` gives (the model of transformers, a runner of ours with its weights)."""
 
     def make(**changes: Any) -> tuple[Any, Runner]:
-        theirs = hf_llama(**changes)
+        theirs = hf_model(**changes)
         return theirs, Runner(load(ModelConfig.from_hf(theirs.config.to_dict()), theirs.state_dict()))
 
     return make
@@ -122,7 +124,7 @@ def make_ranks() -> Callable[..., tuple[Runner, list[Runner]]]:
     """`make_ranks(groups, **config changes)` gives (the runner of one rank, a runner for each group)."""
 
     def make(groups: Sequence[Any], **changes: Any) -> tuple[Runner, list[Runner]]:
-        theirs = hf_llama(**changes)
+        theirs = hf_model(**changes)
         config = ModelConfig.from_hf(theirs.config.to_dict())
         ranks = [Runner(load(config, theirs.state_dict(), group), group.size) for group in groups]
         return Runner(load(config, theirs.state_dict())), ranks

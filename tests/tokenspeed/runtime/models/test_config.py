@@ -72,6 +72,20 @@ def test_a_configuration_object_says_the_same_as_its_file() -> None:
     assert ModelConfig.from_hf(scaled.to_dict()) == read(rope_scaling=LLAMA3)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_qwen3_configuration(tied: bool) -> None:
+    from transformers import Qwen3Config
+
+    theirs = Qwen3Config(
+        architectures=["Qwen3ForCausalLM"], num_attention_heads=16, num_key_value_heads=8, tie_word_embeddings=tied
+    )
+    config = ModelConfig.from_hf(theirs.to_dict())
+    assert (config.architecture, config.head_dim, config.tie_embeddings) == ("Qwen3ForCausalLM", 128, tied)
+    # A config.json without a head_dim has that of transformers, not hidden_size / heads.
+    raw = {name: value for name, value in theirs.to_dict().items() if name != "head_dim"}
+    assert ModelConfig.from_hf(raw).head_dim == Qwen3Config.from_dict(raw).head_dim == 128
+
+
 def test_what_may_be_absent() -> None:
     few = {
         name: SMOLLM2[name]
@@ -110,6 +124,8 @@ def test_the_base_in_rope_parameters_wins() -> None:
         ({"architectures": ["MambaForCausalLM"]}, "names MambaForCausalLM; use a model of one of: LlamaFor"),
         ({"architectures": None}, "names no architecture"),
         ({"hidden_act": "gelu"}, "hidden_act gelu; only models with silu"),
+        ({"use_sliding_window": True}, "attention in a sliding window; only full attention"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "attention in a sliding window"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq; use an unquantised one"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},

@@ -50,6 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "vocab smaller than its padding": {"vocab_size": 9},
     "one kv head": {"num_key_value_heads": 1},
     "mha": {"num_key_value_heads": 4, "head_dim": 6},
+    "qwen3": {"model_type": "qwen3", "head_dim": 8},
 }
 
 

@@ -24,6 +24,9 @@ SHAPES: dict[str, dict[str, Any]] = {
                                    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                                    "original_max_position_embeddings": 32}},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "qwen3 tied": {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    "qwen3 with biases": {"model_type": "qwen3", "head_dim": 12, "attention_bias": True, "num_key_value_heads": 4},
 }  # fmt: skip
 
 
