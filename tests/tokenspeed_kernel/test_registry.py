@@ -136,4 +136,6 @@ def test_importing_one_family_registers_a_reference_for_every_operation() -> Non
         "norm.add_rms_norm.reference",
         "norm.rms_norm.reference",
         "rope.apply_rope.reference",
+        "rope.rope_and_write_kv.reference",
+        "sampling.sample.reference",
     ]

@@ -1,5 +1,5 @@
 """Operations of the forward pass by family; importing any of them registers the kernels of all."""
 
-from tokenspeed_kernel.ops import activation, attention, embedding, gemm, kvcache, norm, rope
+from tokenspeed_kernel.ops import activation, attention, embedding, gemm, kvcache, norm, rope, sampling
 
-__all__ = ["activation", "attention", "embedding", "gemm", "kvcache", "norm", "rope"]
+__all__ = ["activation", "attention", "embedding", "gemm", "kvcache", "norm", "rope", "sampling"]

@@ -13,7 +13,6 @@ from tokenspeed_kernel.ops.attention import (
     plan_decode_attention,
     plan_extend_attention,
 )
-from tokenspeed_kernel.ops.kvcache import plan_write_kv, write_kv
 
 
 class PagedAttention(Layer):
@@ -25,24 +24,20 @@ class PagedAttention(Layer):
         self.scale = scale
 
     def plan(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.write_kernel = plan_write_kv(device, dtype)
         self.decode_kernel = plan_decode_attention(device, dtype)
         self.extend_kernel = plan_extend_attention(device, dtype)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, ctx: ForwardContext) -> Tensor:
-        """Write the step's keys and values to the cache, then attend.
+    def forward(self, query: Tensor, ctx: ForwardContext) -> Tensor:
+        """Attend to the cache, which holds the step's keys and values already.
 
         Args:
             query: [tokens, local_heads, head_dim].
-            key: [tokens, local_kv_heads, head_dim].
-            value: like `key`.
             ctx: the step.
 
         Returns:
             [tokens, local_heads * head_dim].
         """
         keys, values = ctx.kv[self.index]
-        write_kv(key, value, keys, values, ctx.slot_mapping, kernel=self.write_kernel)
         if ctx.max_query_len == 1:
             out = decode_attention(
                 query, keys, values, ctx.block_tables, ctx.seq_lens, self.scale, kernel=self.decode_kernel

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tokenspeed.runtime.layers.base import Layer
-from tokenspeed_kernel.ops.rope import apply_rope, plan_apply_rope
+from tokenspeed.runtime.layers.norm import RMSNorm
+from tokenspeed_kernel.ops.rope import plan_rope_and_write_kv, rope_and_write_kv
 
 
 class RotaryEmbedding(Layer):
@@ -28,7 +29,7 @@ class RotaryEmbedding(Layer):
         self.scaling = scaling
 
     def plan(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.kernel = plan_apply_rope(device, dtype)
+        self.kernel = plan_rope_and_write_kv(device, dtype)
         positions = torch.arange(self.max_position, dtype=torch.float32, device=device)
         angles = torch.outer(positions, self.frequencies().to(device))
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
@@ -43,9 +44,36 @@ class RotaryEmbedding(Layer):
             return base / self.scaling["factor"]
         return _llama3(base, **{name: float(v) for name, v in self.scaling.items() if name != "rope_type"})
 
-    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated copies of query and key, [tokens, heads, head_dim]; positions are int64 [tokens]."""
-        return apply_rope(positions, query, key, self.cos_sin, kernel=self.kernel)
+    def forward(
+        self,
+        positions: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: tuple[Tensor, Tensor],
+        slot_mapping: Tensor,
+        norms: tuple[RMSNorm, RMSNorm] | None = None,
+    ) -> Tensor:
+        """Normalise the heads of query and key, if there are norms for them, rotate them, and write the cache.
+
+        Args:
+            positions: int64 [tokens].
+            query: [tokens, local_heads, head_dim].
+            key: [tokens, local_kv_heads, head_dim].
+            value: like `key`.
+            cache: the layer's key and value pool, as in `ForwardContext.kv`; written.
+            slot_mapping: int64 [tokens].
+            norms: of query and key heads, with equal eps.
+
+        Returns:
+            The rotated query, a new tensor.
+        """
+        weights: tuple[Tensor | None, Tensor | None, float] = (None, None, 0.0)
+        if norms is not None:
+            weights = norms[0].weight, norms[1].weight, norms[0].eps
+        return rope_and_write_kv(
+            positions, query, key, value, self.cos_sin, *cache, slot_mapping, *weights, kernel=self.kernel
+        )
 
 
 def _llama3(

@@ -47,8 +47,8 @@ class LlamaAttention(nn.Module):
     def forward(self, hidden: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """`hidden` to its shape, summed over the ranks; `positions` are int64 [tokens]. Writes the step's KV."""
         query, key, value = self.qkv_proj(hidden)
-        query, key = self.rotary(positions, query, key)
-        out: Tensor = self.o_proj(self.attention(query, key, value, ctx))
+        query = self.rotary(positions, query, key, value, ctx.kv[self.attention.index], ctx.slot_mapping)
+        out: Tensor = self.o_proj(self.attention(query, ctx))
         return out
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tokenspeed.runtime.sampling.batch import SamplingBatch
-from tokenspeed.runtime.sampling.noise import gumbel_noise
+from tokenspeed_kernel.ops.sampling.noise import gumbel_noise
 
 
 class Sampler:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from tokenspeed.runtime.layers.norm import RMSNorm
 from tokenspeed.runtime.layers.rotary import RotaryEmbedding
 
 CPU = torch.device("cpu")
@@ -37,12 +38,32 @@ def test_angles_are_those_of_transformers(head_dim: int, theta: float, scaling: 
 def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
     layer = RotaryEmbedding(8, 100, 100.0, None)
     layer.plan(CPU, torch.float32)
-    query, key = torch.randn(1, 2, 8), torch.randn(1, 2, 8)
+    query, key, value = torch.randn(3, 1, 2, 8).unbind()
+    cache = torch.zeros(3, 2, 2, 8), torch.zeros(3, 2, 2, 8)
 
     def score(query_position: int, key_position: int) -> torch.Tensor:
-        turned, _ = layer(torch.tensor([query_position]), query, key)
-        _, other = layer(torch.tensor([key_position]), query, key)
+        slot = torch.tensor([3])
+        turned = layer(torch.tensor([query_position]), query, key, value, cache, slot)
+        layer(torch.tensor([key_position]), query, key, value, cache, slot)
         torch.testing.assert_close(turned.norm(dim=-1), query.norm(dim=-1))
-        return (turned * other).sum(-1)
+        assert torch.equal(cache[1][1, 1], value[0])
+        return (turned[0] * cache[0][1, 1]).sum(-1)
 
     torch.testing.assert_close(score(17, 5), score(72, 60), rtol=1e-4, atol=1e-4)
+
+
+def test_heads_are_normalised_before_they_are_rotated() -> None:
+    layer = RotaryEmbedding(8, 100, 100.0, None)
+    layer.plan(CPU, torch.float32)
+    norms = RMSNorm(8, 1e-6), RMSNorm(8, 1e-6)
+    for norm in norms:
+        norm.to_empty(device=CPU)
+        norm.weight.normal_()
+        norm.plan(CPU, torch.float32)
+    query, key, value = torch.randn(3, 4, 2, 8).unbind()
+    positions, slots = torch.tensor([3, 9, 0, 50]), torch.tensor([2, 5, 1, 4])
+    fused, plain = ((torch.zeros(3, 2, 2, 8), torch.zeros(3, 2, 2, 8)) for _ in range(2))
+    got = layer(positions, query, key, value, fused, slots, norms)
+    want = layer(positions, norms[0](query), norms[1](key), value, plain, slots)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(fused, plain)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tokenspeed.runtime.protocol import SamplingParams
 from tokenspeed.runtime.sampling.batch import SamplingBatch
-from tokenspeed.runtime.sampling.noise import gumbel_noise
 from tokenspeed.runtime.sampling.sampler import Sampler, keep_top
+from tokenspeed_kernel.ops.sampling.noise import gumbel_noise
 
 CPU = torch.device("cpu")
 INF = float("inf")
