@@ -41,14 +41,19 @@ class EngineLoop:
 
     def run(self) -> None:
         """Serve until a `Stop` arrives."""
-        while True:
-            self._receive()
-            if self._stopped:
-                return
-            self.control.advance()
-            self._step()
-            # A request that waits, or a pause, changes the loads without any output.
-            self.outbox.outputs([], self.scheduler.loads(self.control.paused))
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """One round: take what has arrived, then at most one step. False once a `Stop` arrived."""
+        self._receive()
+        if self._stopped:
+            return False
+        self.control.advance()
+        self._step()
+        # A request that waits, or a pause, changes the loads without any output.
+        self.outbox.outputs([], self.scheduler.loads(self.control.paused))
+        return True
 
     def _receive(self) -> None:
         directives = self.control.decide() if self.channel.rank == 0 else []

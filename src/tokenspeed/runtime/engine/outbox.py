@@ -35,7 +35,7 @@ class Outbox:
     def send(self, message: Message) -> None:
         """Send a message that all ranks produce alike; the peers of rank 0 keep silent."""
         if self.rank == 0:
-            self._socket.send(self._encoder.encode(message))
+            self._post(message)
 
     def outputs(self, outputs: list[RequestOutput], loads: Loads) -> None:
         """Send what a step produced, or that the loads changed without any output; else nothing."""
@@ -49,4 +49,7 @@ class Outbox:
 
     def failed(self, message: str, exit_code: int) -> None:
         """Tell the front that this rank cannot go on."""
-        self._socket.send(self._encoder.encode(Failed(rank=self.rank, message=message, exit_code=exit_code)))
+        self._post(Failed(rank=self.rank, message=message, exit_code=exit_code))
+
+    def _post(self, message: Message) -> None:
+        self._socket.send(self._encoder.encode(message))

@@ -55,19 +55,28 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
 
 
 def _serve(config: Config, channel: Channel, outbox: Outbox, reloader: Reloader | None) -> None:
-    startup = Startup(config, channel, outbox)
-    startup.run()
     stream: Stream
     if channel.rank == 0:
         stream = FrontStream(channel)
         stream.open()
     else:
         stream = PeerStream(channel)
+    build(config, channel, stream, outbox, reloader).run()
+
+
+def build(config: Config, channel: Channel, stream: Stream, outbox: Outbox, reloader: Reloader | None) -> EngineLoop:
+    """Start up one rank and tell the front that it is ready; the caller runs the loop.
+
+    Raises:
+        TokenSpeedError: with one sentence for the user.
+    """
+    startup = Startup(config, channel, outbox)
+    startup.run()
     reload = _forward_reload(startup, channel, outbox, reloader) if reloader is not None else None
     control = ControlQueue(startup.scheduler, outbox, reload)
     loop = EngineLoop(channel, stream, outbox, startup.scheduler, startup.executor, control)
     outbox.send(Ready(info=startup.info()))
-    loop.run()
+    return loop
 
 
 def _forward_reload(startup: Startup, channel: Channel, outbox: Outbox, reloader: Reloader) -> ForwardReload:
