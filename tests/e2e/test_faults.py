@@ -94,7 +94,9 @@ def check(done: subprocess.CompletedProcess[str], code: int, *words: str) -> Non
 
 
 def test_a_missing_model(tmp_path: Path) -> None:
-    check(serve(str(tmp_path / "nowhere"), "--port", "18123"), 3, "nowhere", "does not exist")
+    done = serve(str(tmp_path / "nowhere"), "--port", "18123")
+    check(done, 3, "nowhere", "does not exist")
+    assert done.stderr.count("\n") == 1, "nothing was started for it"
 
 
 def test_an_unsupported_architecture(tiny_model: Path, tmp_path: Path) -> None:

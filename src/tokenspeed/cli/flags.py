@@ -38,7 +38,9 @@ def config_from(namespace: argparse.Namespace) -> Config:
             raise ConfigError("the model is given twice; give it either first or with --model, not both")
         given["model"] = positional
     if not given.get("model"):
-        raise ConfigError("there is no model to serve; give a Hugging Face directory, a .gguf file or the name smollm2")
+        raise ConfigError(
+            "there is no model to serve; give a Hugging Face directory, a .gguf file, a hub id or the name smollm2"
+        )
     _refuse_undecodable(given)
     config = Config(**{group.name: _filled(getattr(Config(), group.name), given) for group in fields(Config)})
     validate(config)
@@ -66,7 +68,11 @@ def _add_flag(section: argparse._ArgumentGroup, option: Field[Any], hint: Any) -
         "help": _help(option).replace("%", "%%"),
     }
     if kind is bool:
-        section.add_argument(*names, action=argparse.BooleanOptionalAction, **settings)
+        section.add_argument(names[0], action=argparse.BooleanOptionalAction, **settings)
+        settings["help"] = argparse.SUPPRESS
+        for others, action in (("aliases", "store_true"), ("negations", "store_false")):
+            if option.metadata[others]:
+                section.add_argument(*option.metadata[others], action=action, **settings)
         return
     settings |= {"type": kind, "choices": option.metadata["choices"]}
     if option.metadata["choices"] is None:

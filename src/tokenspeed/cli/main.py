@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in ("-h", "--help"):
         print(_help(), end="")
         return 0
+    if command in ("-V", "--version"):
+        command = "version"
     label = f"ts {command}" if command in COMMANDS else "ts"
     try:
         return _run(command, rest)
@@ -63,7 +65,7 @@ def _help() -> str:
             "commands:",
             *lines,
             "",
-            "`ts COMMAND --help` tells the options of a command.",
+            "`ts COMMAND --help` tells the options of a command, `ts --version` the version.",
             "",
         )
     )

@@ -8,6 +8,9 @@ from typing import Any
 
 from tokenspeed.cli.rl_routes import EngineReply
 
+SHOWN_FRAMES = 4
+"""Frames of the way to an error that are printed; `--json` has them all."""
+
 
 def succeeded(reply: EngineReply) -> bool:
     """Whether this engine runs what was asked for."""
@@ -28,7 +31,7 @@ def success_lines(body: dict[str, Any]) -> Iterator[str]:
 
 
 def failure_lines(reply: EngineReply) -> Iterator[str]:
-    """One sentence, then the place in the source when the engine named one."""
+    """One sentence, the place in the source and the way there when the engine named them, and what serves now."""
     if not reply.body:
         yield f"not reloaded: {reply.error}"
         return
@@ -44,6 +47,17 @@ def failure_lines(reply: EngineReply) -> Iterator[str]:
         line = f":{body['line']}" if body.get("line") is not None else ""
         text = f": {str(body['text']).strip()}" if body.get("text") else ""
         yield f"  {body['file']}{line}{text}"
+        yield from _way_to(body)
+    if body.get("undone"):
+        yield "undone; the old code serves on"
+
+
+def _way_to(body: dict[str, Any]) -> Iterator[str]:
+    """The innermost frames of ours on the way to the error, outermost first; nothing when there is only its place."""
+    trace = [str(frame) for frame in body.get("trace") or ()]
+    if len(trace) > 1:
+        yield "  on the way:"
+        yield from (f"    {frame}" for frame in trace[-SHOWN_FRAMES:])
 
 
 def status_line(status: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from tokenspeed.errors import ResourceError
 from tokenspeed.gateway.child import Child
 from tokenspeed.gateway.ports import LOOPBACK, Address
+from tokenspeed.gateway.smg_flags import LAUNCH
 from tokenspeed.runtime.config import Config
 
 DAY = 24 * 60 * 60
@@ -45,9 +46,11 @@ def require_smg() -> None:
         raise ResourceError("the gateway (smg) is not installed; run `pip install smg`")
 
 
-def smg_command(config: Config, address: Address, grpc_port: int, metrics_port: int) -> list[str]:
-    """The command that serves `address` in front of the engine at `grpc_port`."""
-    command = [sys.executable, "-m", "smg", "launch"]
+def smg_command(
+    config: Config, address: Address, grpc_port: int, metrics_port: int, own_flags: Sequence[str] = ()
+) -> list[str]:
+    """The command that serves `address` in front of the engine at `grpc_port`; `own_flags` are SMG's, from the user."""
+    command = [*LAUNCH]
     command += ["--backend", "tokenspeed", "--worker-urls", worker_url(grpc_port)]
     command += ["--host", address.host, "--port", str(address.port)]
     command += ["--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics_port)]
@@ -65,7 +68,7 @@ def smg_command(config: Config, address: Address, grpc_port: int, metrics_port: 
         command += ["--enable-rl", "--rl-control-timeout-secs", str(CONTROL_TIMEOUT)]
     if config.serve.api_key is not None:
         command += ["--api-key", config.serve.api_key]
-    return command
+    return [*command, *own_flags]
 
 
 def smg_environment(config: Config) -> dict[str, str]:

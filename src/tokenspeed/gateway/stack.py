@@ -19,7 +19,9 @@ from tokenspeed.gateway.child import Child
 from tokenspeed.gateway.front import FRONT_COMMAND, started_front
 from tokenspeed.gateway.ports import LOOPBACK, Address, claim
 from tokenspeed.gateway.smg import require_smg, smg_command, smg_environment, started_smg, until_served
+from tokenspeed.gateway.smg_flags import check_gateway_flags
 from tokenspeed.gateway.stopping import StopAsked, Stopping
+from tokenspeed.modelname import locate
 from tokenspeed.runtime.config import Config
 
 logger = logging.getLogger(__name__)
@@ -45,21 +47,23 @@ OPEN_TO_ALL = "warning: anyone who can reach this address can reload its code; g
 T = TypeVar("T")
 
 
-def serve(config: Config, front_command: Sequence[str] = FRONT_COMMAND) -> int:
+def serve(config: Config, front_command: Sequence[str] = FRONT_COMMAND, gateway_flags: Sequence[str] = ()) -> int:
     """Serve until a signal asks for a stop; the exit code is 0 after an orderly one.
+
+    `gateway_flags` are passed on to SMG.
 
     Raises:
         TokenSpeedError: when the start fails or a process ends that should not.
     """
     level = config.serve.log_level.upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    return asyncio.run(_serve(config, front_command))
+    return asyncio.run(_serve(config, front_command, gateway_flags))
 
 
-async def _serve(config: Config, front_command: Sequence[str]) -> int:
+async def _serve(config: Config, front_command: Sequence[str], gateway_flags: Sequence[str]) -> int:
     with private_directory() as run_dir:
         try:
-            await Stack(config, run_dir, front_command).run()
+            await Stack(config, run_dir, front_command, gateway_flags).run()
         except StopAsked as stop:
             return 128 + stop.signum
     return 0
@@ -93,10 +97,13 @@ def public_host(config: Config) -> str:
 class Stack:
     """One engine and the gateway in front of it."""
 
-    def __init__(self, config: Config, run_dir: Path, front_command: Sequence[str]) -> None:
+    def __init__(
+        self, config: Config, run_dir: Path, front_command: Sequence[str], gateway_flags: Sequence[str]
+    ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._front_command = front_command
+        self._gateway_flags = gateway_flags
         self._guards: list[asyncio.Task[NoReturn]] = []
 
     async def run(self) -> None:
@@ -118,7 +125,8 @@ class Stack:
             self._guard(front.watch())
             ready = await self._unless_ended(front.ready)
             claim(*address)  # the engine took its time to start: another server may have come first
-            command = smg_command(self._config, address, ready.grpc_port, claim(LOOPBACK, 0).port)
+            metrics_port = claim(LOOPBACK, 0).port
+            command = smg_command(self._config, address, ready.grpc_port, metrics_port, self._gateway_flags)
             smg = await cleanup.enter_async_context(started_smg(command, smg_environment(self._config)))
             stopping.children.append(smg)
             self._guard(_fail_at_end(smg, address))
@@ -134,7 +142,10 @@ class Stack:
         port = self._config.serve.port
         if port == self._config.control.rl_control_port != 0:
             raise ConfigError(f"--port and --rl-control-port are both {port}; give two different ones")
+        locate(self._config.model.model, self._config.model.revision)
         require_smg()
+        if self._gateway_flags:
+            check_gateway_flags(self._gateway_flags)
         return claim(public_host(self._config), port)
 
     async def _until_served(self, address: Address, grpc_port: int) -> str:

@@ -13,6 +13,9 @@ from tokenspeed.errors import ConfigError
 DEFAULT_DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 """Batch sizes whose decode step is captured unless --cudagraph-capture-sizes says otherwise."""
 
+DEFAULT_CPU_DECODE_SIZES = (1, 2, 4, 8)
+"""The same for --cpu-graphs: a recorded step is there to try reloads with, and saves no time."""
+
 SMALLEST_PREFILL_BUCKET = 16
 """Tokens of the smallest captured prefill."""
 
@@ -29,16 +32,24 @@ def option(
     help: str,
     *,
     aliases: tuple[str, ...] = (),
+    negations: tuple[str, ...] = (),
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
 ) -> Any:
     """A dataclass field that becomes a flag: `max_num_seqs` is spelled `--max-num-seqs`.
 
-    A field whose default is a bool becomes `--name` / `--no-name`; a tuple takes several values.
+    A field whose default is a bool becomes `--name` / `--no-name`; a tuple takes several values. `aliases` are
+    the names that other engines give the same thing, and `negations` those that they give its opposite.
     """
     return field(
         default=default,
-        metadata={"help": help, "aliases": aliases, "choices": choices, "metavar": metavar},
+        metadata={
+            "help": help,
+            "aliases": aliases,
+            "negations": negations,
+            "choices": choices,
+            "metavar": metavar,
+        },
     )
 
 
@@ -46,8 +57,16 @@ def option(
 class ModelOptions:
     """Which model is served, and in what form."""
 
-    model: str = option("", "local Hugging Face directory, .gguf file, or the name smollm2")
-    served_model_name: str | None = option(None, "name that clients use (default: the model argument)")
+    model: str = option(
+        "",
+        "Hugging Face directory, .gguf file, hub id such as org/name, or the name smollm2",
+        aliases=("--model-path",),
+        metavar="MODEL",
+    )
+    revision: str | None = option(
+        None, "branch, tag or commit of a hub id (default: its main branch)", metavar="REVISION"
+    )
+    served_model_name: str | None = option(None, "name that clients use (default: the model argument)", metavar="NAME")
     dtype: str = option(
         "auto",
         "type of weights and activations; auto is float32 on a CPU and the checkpoint's own elsewhere",
@@ -59,38 +78,59 @@ class ModelOptions:
         "form of the weights; dummy fills them with random numbers and needs only config.json",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
-    max_model_len: int | None = option(None, "longest prompt plus answer in tokens (default: the model's own)")
-    seed: int = option(0, "seed of dummy weights, and of the seeds given to requests that bring none")
+    max_model_len: int | None = option(
+        None,
+        "longest prompt plus answer in tokens (default: the model's own)",
+        aliases=("--context-length",),
+        metavar="TOKENS",
+    )
+    seed: int = option(
+        0,
+        "seed of dummy weights, and of the seeds given to requests that bring none",
+        aliases=("--random-seed",),
+        metavar="N",
+    )
 
 
 @dataclass(frozen=True)
 class SchedulerOptions:
     """How requests become batches."""
 
-    max_num_seqs: int = option(256, "requests that may run at once")
-    max_num_batched_tokens: int = option(2048, "tokens of one step, prefill and decode together")
+    max_num_seqs: int = option(256, "requests that may run at once", aliases=("--max-running-requests",), metavar="N")
+    max_num_batched_tokens: int = option(2048, "tokens of one step, prefill and decode together", metavar="TOKENS")
 
 
 @dataclass(frozen=True)
 class CacheOptions:
     """The KV cache."""
 
-    block_size: int = option(16, "tokens of one KV block; also the unit of prefix matching")
-    max_total_tokens: int | None = option(None, "tokens of the KV cache (default: what the memory allows)")
-    enable_prefix_caching: bool = option(True, "reuse the KV of earlier prompts that start alike")
+    block_size: int = option(
+        16, "tokens of one KV block; also the unit of prefix matching", aliases=("--page-size",), metavar="TOKENS"
+    )
+    max_total_tokens: int | None = option(
+        None, "tokens of the KV cache (default: what the memory allows)", metavar="TOKENS"
+    )
+    enable_prefix_caching: bool = option(
+        True, "reuse the KV of earlier prompts that start alike", negations=("--disable-radix-cache",)
+    )
 
 
 @dataclass(frozen=True)
 class GraphOptions:
     """Captured steps: CUDA graphs on a GPU, recorded steps on a CPU."""
 
-    enforce_eager: bool = option(False, "capture nothing, run every step eagerly")
+    enforce_eager: bool = option(False, "capture nothing, run every step eagerly", aliases=("--disable-cuda-graph",))
     cpu_graphs: bool = option(False, "on a CPU, record steps and replay them as a GPU replays its graphs")
     cudagraph_capture_sizes: tuple[int, ...] | None = option(
-        None, "decode batch sizes to capture (default: 1 2 4 and multiples of 8 up to 256)", metavar="N"
+        None,
+        "decode batch sizes to capture (default: 1 2 4 and multiples of 8 up to 256, on a CPU 1 2 4 8)",
+        aliases=("--cuda-graph-bs",),
+        metavar="N",
     )
     prefill_graph_max_tokens: int | None = option(
-        None, "largest prefill to capture, in tokens, from 16; 0 captures none (default: 2048, on a CPU 0)"
+        None,
+        "largest prefill to capture, in tokens, from 16; 0 captures none (default: 2048, on a CPU 0)",
+        metavar="TOKENS",
     )
 
 
@@ -98,7 +138,9 @@ class GraphOptions:
 class ParallelOptions:
     """How the model is spread over ranks."""
 
-    tensor_parallel_size: int = option(1, "ranks that share every layer", aliases=("-tp", "--tp"))
+    tensor_parallel_size: int = option(
+        1, "ranks that share every layer", aliases=("-tp", "--tp", "--tp-size"), metavar="N"
+    )
 
 
 @dataclass(frozen=True)
@@ -109,7 +151,7 @@ class ReloadOptions:
         False, "permit reload_forward; for development only, never enable it in production"
     )
     reload_overlay: str | None = option(
-        None, "directory, laid out as the packages, whose modules are read before the installed ones"
+        None, "directory, laid out as the packages, whose modules are read before the installed ones", metavar="DIR"
     )
 
 
@@ -117,8 +159,8 @@ class ReloadOptions:
 class ControlOptions:
     """The engine's own HTTP control address."""
 
-    rl_control_host: str = option("127.0.0.1", "address of the control app")
-    rl_control_port: int = option(0, "port of the control app; 0 picks a free one")
+    rl_control_host: str = option("127.0.0.1", "address of the control app", metavar="ADDRESS")
+    rl_control_port: int = option(0, "port of the control app; 0 picks a free one", metavar="PORT")
 
 
 @dataclass(frozen=True)
@@ -126,12 +168,16 @@ class ServeOptions:
     """The public address, and how the processes start and stop."""
 
     host: str | None = option(
-        None, "public address (default: 0.0.0.0; 127.0.0.1 with --allow-reload-forward and no --api-key)"
+        None,
+        "public address (default: 0.0.0.0; 127.0.0.1 with --allow-reload-forward and no --api-key)",
+        metavar="ADDRESS",
     )
-    port: int = option(8000, "public port")
-    api_key: str | None = option(None, "key that clients of the public address must send as bearer token")
+    port: int = option(8000, "public port; 0 picks a free one", metavar="PORT")
+    api_key: str | None = option(
+        None, "key that clients of the public address must send as bearer token", metavar="KEY"
+    )
     enable_rl: bool = option(False, "serve the /v1/rl control routes (--allow-reload-forward implies it)")
-    drain_timeout: float = option(30.0, "seconds that running requests get to finish at a stop")
+    drain_timeout: float = option(30.0, "seconds that running requests get to finish at a stop", metavar="SECONDS")
     log_level: str = option("info", "least severe message to print", choices=("debug", "info", "warning", "error"))
 
 

@@ -71,7 +71,8 @@ class Front:
         self._description: Description | None = None
         name = config.model.served_model_name or config.model.model
         metrics = Metrics(name)
-        self._reloads = Reloads(self._send_reload, metrics.reloaded)
+        self._metrics = metrics
+        self._reloads = Reloads(self._send_reload, self._on_reloaded)
         self._client = EngineClient(
             self._run_dir,
             metrics,
@@ -185,6 +186,15 @@ class Front:
         self._ranks.expect_exit()
         if not self._lost.done():
             self._lost.set_exception(error)
+
+    def _on_reloaded(self, body: Body) -> None:
+        """Tell the outcome where the server's other messages are: who asked may be somewhere else."""
+        self._metrics.reloaded(body)
+        summary = " ".join(str(body.get("message") or body.get("error")).split())
+        if body.get("success"):
+            log.info("reload %s: %s", body.get("id"), summary)
+        else:
+            log.warning("reload %s: not reloaded: %s", body.get("id"), summary)
 
     def _on_stop_signal(self) -> None:
         if self._stop.is_set():

@@ -91,6 +91,20 @@ def test_aliases() -> None:
     assert parse("m", "--tp", "2") == parse("m", "-tp", "2") == parse("m", "--tensor-parallel-size=2") == expected
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--model-path m --tp-size 2", "--model m --tensor-parallel-size 2"),
+        ("m --context-length 64 --max-running-requests 3", "m --max-model-len 64 --max-num-seqs 3"),
+        ("m --page-size 32 --random-seed 7", "m --block-size 32 --seed 7"),
+        ("m --cuda-graph-bs 1 2", "m --cudagraph-capture-sizes 1 2"),
+        ("m --disable-cuda-graph --disable-radix-cache", "m --enforce-eager --no-enable-prefix-caching"),
+    ],
+)
+def test_names_of_other_engines_mean_the_same(theirs: str, ours: str) -> None:
+    assert parse(*theirs.split()) == parse(*ours.split())
+
+
 def test_no_abbreviations() -> None:
     with pytest.raises(ConfigError, match="no flag --tensor"):
         parse("m", "--tensor", "2")

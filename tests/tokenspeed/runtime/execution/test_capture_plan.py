@@ -25,6 +25,11 @@ def test_a_cpu_captures_only_when_asked() -> None:
     assert plan_capture(config(enforce_eager=True), "cuda") == CapturePlan()
 
 
+def test_a_cpu_records_few_sizes_unless_told_otherwise() -> None:
+    assert plan_capture(config(cpu_graphs=True), "cpu").decode == (1, 2, 4, 8)
+    assert plan_capture(config(cpu_graphs=True, max_num_seqs=3), "cpu").decode == (1, 2, 3)
+
+
 def test_default_decode_sizes() -> None:
     sizes = plan_capture(config(), "cuda").decode
     assert sizes[:5] == (1, 2, 4, 8, 16)
