@@ -64,6 +64,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """The same for the tokens of the prompt."""
     grammar: Grammar | None = None
 
+    @property
+    def penalised(self) -> bool:
+        """Whether what is chosen depends on how often the tokens so far have which id."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a token can be sampled only once the one before it is known on the host."""
+        return self.penalised or self.grammar is not None
+
 
 # ---- front to ranks ----
 
@@ -74,6 +84,8 @@ class Submit(Message, frozen=True):
     request_id: str
     prompt: list[int]
     sampling: SamplingParams
+    shares_prompt_with: str | None = None
+    """An earlier request with this very prompt: this one starts once the KV of that one's prompt can be found."""
 
 
 class Abort(Message, frozen=True):

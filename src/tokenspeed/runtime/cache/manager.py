@@ -51,13 +51,14 @@ class KVCacheManager:
         """Blocks that only the prefix index keeps."""
         return self._allocator.num_cached
 
-    def admit(self, table: BlockTable, token_ids: Sequence[int], headroom: int) -> int | None:
+    def admit(self, table: BlockTable, token_ids: Sequence[int], headroom: int, reuse: bool = True) -> int | None:
         """Fill an empty table with blocks for all of `token_ids`, beginning with those of the prefix index.
 
         At least the last token is never among the found ones: something has to be computed to sample from.
 
         Args:
             headroom: blocks that must stay available afterwards.
+            reuse: False finds nothing, for a request that needs the forward pass of all of its tokens.
 
         Returns:
             The number of tokens whose KV was found; None, with nothing taken, when too few blocks are left.
@@ -65,7 +66,7 @@ class KVCacheManager:
         size = self.block_size
         found: list[int] = []
         if self.enable_prefix_caching:
-            found = self._index.match(table.chain, token_ids, (len(token_ids) - 1) // size)
+            found = self._index.match(table.chain, token_ids, (len(token_ids) - 1) // size if reuse else 0)
         allocator = self._allocator
         missing = -(-len(token_ids) // size) - len(found)
         revived = sum(not allocator.is_used(block) for block in found)

@@ -69,20 +69,20 @@ class EngineLoop:
     def _run(self, batch: Batch) -> list[RequestOutput]:
         """Compute one step. Edited code may fail in a batch that warm-up did not run: its requests end, no others."""
         try:
-            token_ids = self.executor.run(batch)
+            result = self.executor.run(batch)
         except BaseException as error:
             if self.channel.size > 1:
                 raise  # another rank may have computed the step, and schedulers that differ mix up requests
             log.exception("a step failed; the requests in it end, the server goes on")
             cause = traceback.format_exception_only(error)[-1].strip()
             return self.scheduler.fail(batch, f"the forward pass failed with {cause}")
-        return self.scheduler.commit(batch, token_ids)
+        return self.scheduler.commit(batch, *result)
 
     def _handle(self, message: StreamMessage) -> None:
         match message:
             case Submit():
                 self.control.submitted(message.request_id)
-                request = Request(message.request_id, message.prompt, message.sampling)
+                request = Request(message.request_id, message.prompt, message.sampling, message.shares_prompt_with)
                 self.control.publish(self.scheduler.submit(request))
             case Abort():
                 self.control.publish(self.scheduler.abort(message.request_id))

@@ -13,10 +13,11 @@ from tokenspeed.runtime.execution.capture_plan import CapturePlan
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import Graph, GraphBackend
 from tokenspeed.runtime.models.base import CausalLM
-from tokenspeed.runtime.protocol import SamplingParams
-from tokenspeed.runtime.sampling.batch import SamplingBatch
+from tokenspeed.runtime.protocol import SamplingParams, TokenLogprobs
+from tokenspeed.runtime.sampling.batch import SamplingBatch, SamplingRow
+from tokenspeed.runtime.sampling.logprobs import token_logprobs
 from tokenspeed.runtime.sampling.sampler import Sampler
-from tokenspeed.runtime.scheduler.batch import Batch, Row
+from tokenspeed.runtime.scheduler.batch import Batch, Row, StepLogprobs, StepResult
 
 WARM_TOKENS = 8
 """Tokens of the dummy prefill that start-up runs, and that every reload runs again."""
@@ -24,13 +25,24 @@ WARM_TOKENS = 8
 WARM_ROWS = 3
 """Sequences of the dummy steps with several: what an edit breaks for a batch must not wait for one."""
 
-
 DUMMY_SAMPLING = (
     SamplingParams(max_new_tokens=1, temperature=0.0),
     SamplingParams(max_new_tokens=1, temperature=1.0),
-    SamplingParams(max_new_tokens=1, temperature=1.0, top_p=0.9, top_k=8),
+    SamplingParams(max_new_tokens=1, temperature=1.0, top_p=0.9, top_k=8, min_p=0.1),
+    SamplingParams(
+        max_new_tokens=1,
+        temperature=0.0,
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        repetition_penalty=1.5,
+        logit_bias=((0, 1.0),),
+        logprobs=1,
+    ),
 )
-"""One for each path through the sampler; the greedy one is taken with a forbidden token."""
+"""One for each path through the sampler."""
+
+PROMPT_LOGITS = 256
+"""Tokens of a prompt whose logits are in memory at once where their log-probabilities are wanted."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +89,18 @@ class Executor:
         self.hidden = torch.zeros(self.plan.largest_prefill, hidden_size, dtype=dtype, device=device)
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> list[int]:
-        """Compute one step and return one token id for each row that samples, in row order."""
+    def run(self, batch: Batch) -> StepResult:
+        """Compute one step."""
+        if batch.is_decode:
+            return self._sample(batch.rows, self._decode(batch), {})
+        hidden = self._prefill(batch)
+        prompt = self._prompt_logprobs(batch, hidden)
         rows = [index for index, row in enumerate(batch.rows) if row.samples]
-        logits = self._decode(batch) if batch.is_decode else self._prefill(batch, rows)
         if not rows:
-            return []
-        ids: list[int] = self.sampler(logits, sampling_batch([batch.rows[i] for i in rows], logits.device)).tolist()
-        return ids
+            return StepResult([], StepLogprobs({}, prompt) if prompt else None)
+        wanted = self.buffers.logits_rows[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]
+        logits = self.model.compute_logits(hidden[wanted])
+        return self._sample([batch.rows[index] for index in rows], logits, prompt)
 
     @torch.inference_mode()
     def warm(self, progress: Callable[[str], None]) -> None:
@@ -101,10 +117,12 @@ class Executor:
         return self.model.compute_logits(hidden[self.buffers.logits_rows[: shape.num_rows]])
 
     def _warm_sampler(self, logits: torch.Tensor) -> None:
-        rows = logits.shape[0]
         for params in DUMMY_SAMPLING:
-            forbidden = ((0, (0,)),) if params.temperature == 0 else ()
-            self.sampler(logits, SamplingBatch.build([params] * rows, [1] * rows, logits.device, forbidden))
+            row = SamplingRow(params, 1, prompt_ids=(0,), answer_ids=(0,))
+            batch = SamplingBatch.build([row] * logits.shape[0], logits.device)
+            token_ids = self.sampler(logits, batch)
+            if batch.logprobs is not None:
+                self.sampler.logprobs(logits, token_ids, batch.logprobs)
 
     @torch.inference_mode()
     def capture(self, number: int, progress: Callable[[str], None]) -> Generation:
@@ -152,20 +170,42 @@ class Executor:
         graph.replay()
         return self.logits[:rows]
 
-    def _prefill(self, batch: Batch, rows: list[int]) -> torch.Tensor:
-        """Logits [len(rows), vocab] of the last token of each of `rows`; any mix of prefill and decode."""
+    def _prefill(self, batch: Batch) -> torch.Tensor:
+        """Hidden states of the tokens of the batch, in its order, perhaps padded; any mix of prefill and decode."""
         captured = self.generation.prefill_graph(batch.num_tokens)
         if captured is None:
             self._fill(batch, shape := self._eager_shape(batch))
-            hidden = self._forward(shape)
-        else:
-            bucket, graph = captured
-            limits = self.buffers.limits
-            self._fill(batch, StepShape(bucket, limits.max_rows, bucket, limits.max_blocks_per_row))
-            graph.replay()
-            hidden = self.hidden[:bucket]
-        wanted = self.buffers.logits_rows[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]
-        return self.model.compute_logits(hidden[wanted])
+            return self._forward(shape)
+        bucket, graph = captured
+        limits = self.buffers.limits
+        self._fill(batch, StepShape(bucket, limits.max_rows, bucket, limits.max_blocks_per_row))
+        graph.replay()
+        return self.hidden[:bucket]
+
+    def _sample(self, rows: list[Row], logits: torch.Tensor, prompt: dict[int, list[TokenLogprobs]]) -> StepResult:
+        """Choose a token for each of `rows` from its row of `logits`, and tell what was asked for."""
+        batch = sampling_batch(rows, logits.device)
+        token_ids = self.sampler(logits, batch)
+        sampled: dict[int, TokenLogprobs] = {}
+        if batch.logprobs is not None:
+            found = self.sampler.logprobs(logits, token_ids, batch.logprobs)
+            sampled = dict(zip(batch.logprobs.rows, found.tolist(batch.logprobs.tops), strict=True))
+        return StepResult(token_ids.tolist(), StepLogprobs(sampled, prompt) if sampled or prompt else None)
+
+    def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
+        """For the rows that want them, what the step's hidden states say of the prompt's next tokens."""
+        found: dict[int, list[TokenLogprobs]] = {}
+        first = 0
+        for index, row in enumerate(batch.rows):
+            if row.prompt_logprobs is not None:
+                found[index] = []
+                targets = torch.tensor(row.prompt_targets, dtype=torch.int64, device=hidden.device)
+                states = hidden[first : first + len(targets)]
+                for part, ids in zip(states.split(PROMPT_LOGITS), targets.split(PROMPT_LOGITS), strict=True):
+                    logprobs = token_logprobs(self.model.compute_logits(part), ids, row.prompt_logprobs)
+                    found[index] += logprobs.tolist([row.prompt_logprobs] * len(ids))
+            first += row.count
+        return found
 
     def _forward(self, shape: StepShape) -> torch.Tensor:
         tokens = shape.num_tokens
@@ -206,9 +246,13 @@ def dummy_steps(limits: BufferLimits) -> DummySteps:
 
 def sampling_batch(rows: list[Row], device: torch.device) -> SamplingBatch:
     """The sampler's inputs for `rows`, in their order."""
-    return SamplingBatch.build(
-        [row.request.sampling for row in rows],
-        [row.start + row.count for row in rows],
-        device,
-        [(index, row.forbidden_ids) for index, row in enumerate(rows) if row.forbidden_ids],
-    )
+    return SamplingBatch.build([sampling_row(row) for row in rows], device)
+
+
+def sampling_row(row: Row) -> SamplingRow:
+    """How the token after `row` is to be sampled."""
+    request, position = row.request, row.start + row.count
+    if request.history is None:
+        return SamplingRow(request.sampling, position, row.forbidden_ids)
+    history = request.history
+    return SamplingRow(request.sampling, position, row.forbidden_ids, history.prompt_ids, history.answer_ids)

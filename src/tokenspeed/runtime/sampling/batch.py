@@ -4,11 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.sampling.edits import LogitBias, Penalties
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """One token that is to be sampled."""
+
+    params: SamplingParams
+    position: int
+    """Index of the token in its sequence."""
+    forbidden: Sequence[int] = ()
+    """Ids that it must not get."""
+    prompt_ids: Sequence[int] = ()
+    """Every id of the prompt once; read where a penalty is on."""
+    answer_ids: Sequence[int] = ()
+    """The tokens of the answer so far; read where a penalty is on."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """The rows whose log-probabilities are wanted, each with a number of likeliest tokens."""
+
+    rows: list[int]
+    tops: list[int]
 
 
 @dataclass(frozen=True)
@@ -21,36 +46,50 @@ class SamplingBatch:
     """float32 in (0, 1]; 1 is off."""
     top_k: Tensor
     """int64; 0 is off."""
+    min_p: Tensor
+    """float32 in [0, 1]; 0 is off."""
     seeds: Tensor
     """int64."""
     positions: Tensor
     """int64: index in its sequence of the token to be sampled."""
     greedy: bool
     """Every temperature is 0."""
-    filtered: bool = True
-    """Some row may have top_p or top_k on; False spares a sort of the vocabulary."""
-    forbidden: Sequence[tuple[int, Sequence[int]]] = ()
-    """(row, token ids that it must not get)."""
+    bias: LogitBias | None = None
+    penalties: Penalties | None = None
+    logprobs: LogprobRows | None = None
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the sampler has to see the logits; otherwise the six tensors say all, as inside a captured step."""
+        return self.bias is not None or self.penalties is not None or self.logprobs is not None
 
     @classmethod
-    def build(
-        cls,
-        params: Sequence[SamplingParams],
-        positions: Sequence[int],
-        device: torch.device,
-        forbidden: Sequence[tuple[int, Sequence[int]]] = (),
-    ) -> SamplingBatch:
-        """The batch whose row i follows params[i] and samples the token of index positions[i]."""
+    def build(cls, rows: Sequence[SamplingRow], device: torch.device) -> SamplingBatch:
+        """The batch whose row i is rows[i]."""
+        params = [row.params for row in rows]
+
+        def column(values: list[Any], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
         return cls(
-            temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
-            top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
-            top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
-            seeds=torch.tensor([_int64(p.seed) for p in params], dtype=torch.int64, device=device),
-            positions=torch.tensor(positions, dtype=torch.int64, device=device),
+            temperature=column([p.temperature for p in params], torch.float32),
+            top_p=column([p.top_p for p in params], torch.float32),
+            top_k=column([p.top_k for p in params], torch.int64),
+            min_p=column([p.min_p for p in params], torch.float32),
+            seeds=column([_int64(p.seed) for p in params], torch.int64),
+            positions=column([row.position for row in rows], torch.int64),
             greedy=all(p.temperature == 0 for p in params),
-            filtered=any(p.temperature > 0 and (p.top_p < 1 or p.top_k > 0) for p in params),
-            forbidden=forbidden,
+            bias=LogitBias.build([(p.logit_bias, row.forbidden) for p, row in zip(params, rows, strict=True)], device),
+            penalties=Penalties.build(
+                [(p, row.prompt_ids, row.answer_ids) for p, row in zip(params, rows, strict=True)], device
+            ),
+            logprobs=_logprob_rows(params),
         )
+
+
+def _logprob_rows(params: Sequence[SamplingParams]) -> LogprobRows | None:
+    wanted = [(row, p.logprobs) for row, p in enumerate(params) if p.logprobs is not None]
+    return LogprobRows([row for row, _ in wanted], [top for _, top in wanted]) if wanted else None
 
 
 def _int64(seed: int) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from tokenspeed.runtime.protocol import TokenLogprobs
 from tokenspeed.runtime.scheduler.request import Request
 
 UNKNOWN_ID = -1
@@ -29,6 +31,13 @@ class Row:
     """Blocks of the request. Shared and append-only: the blocks of all positions of this row never change."""
     forbidden_ids: tuple[int, ...]
     """Ids that the sampler must not choose."""
+    prompt_logprobs: int | None = None
+    """How many likeliest tokens are wanted for each token of the prompt that comes right after one of this row."""
+
+    @property
+    def prompt_targets(self) -> list[int]:
+        """The tokens of the prompt that come right after the tokens of this row."""
+        return self.request.prompt[self.start + 1 : self.start + self.count + 1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +55,25 @@ class Batch:
     def is_decode(self) -> bool:
         """Whether every row has one token and samples."""
         return self.num_decode_rows == len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepLogprobs:
+    """The log-probabilities that a step was asked for."""
+
+    sampled: dict[int, TokenLogprobs]
+    """By index among the sampled ids."""
+    prompt: dict[int, list[TokenLogprobs]]
+    """By row: one for each of its `prompt_targets`."""
+
+
+class StepResult(NamedTuple):
+    """What one step computed."""
+
+    token_ids: list[int]
+    """One for each row that samples, in row order."""
+    logprobs: StepLogprobs | None = None
+    """None where nobody asked for any."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +96,8 @@ class BatchBuilder:
         samples = end == len(known)
         forbidden = request.stop_ids if samples and end < request.stops_from else ()
         blocks = request.table.blocks
-        row = Row(request, start, count, samples, known[start:end], None, blocks, forbidden)
+        logprobs = None if request.prompt_logprobs is None else request.sampling.prompt_logprobs
+        row = Row(request, start, count, samples, known[start:end], None, blocks, forbidden, logprobs)
         rows = self.decode_rows if samples and count == 1 else self.prefill_rows
         rows.append(row)
         request.num_scheduled = end

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from tokenspeed.runtime.cache.manager import BlockTable
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol import SamplingParams, TokenLogprobs
+from tokenspeed.runtime.scheduler.history import TokenHistory
 
 
 class RequestState(Enum):
@@ -20,11 +21,13 @@ class RequestState(Enum):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """What the scheduler knows of one request. Callers give the first three fields and change none."""
+    """What the scheduler knows of one request. Callers give the first four fields and change none."""
 
     request_id: str
     prompt: list[int]
     sampling: SamplingParams
+    shares_prompt_with: str | None = None
+    """As in `Submit`."""
 
     state: RequestState = field(default=RequestState.WAITING, init=False)
     token_ids: list[int] = field(default_factory=list, init=False)
@@ -44,6 +47,10 @@ class Request:
     """Ids that end the request when sampled, without duplicates."""
     stops_from: int = field(default=0, init=False)
     """Stop ids are forbidden for tokens at an index below this one, prompt included."""
+    history: TokenHistory | None = field(default=None, init=False, repr=False)
+    """The tokens so far, where penalties need them."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, init=False, repr=False)
+    """Of the prompt's tokens as far as they are known; None when they were not asked for or have been sent."""
 
     def bind(self, eos_token_ids: tuple[int, ...], max_len: int) -> None:
         """Work out when this request ends. `max_len` is the longest prompt and answer together, in tokens."""
@@ -53,3 +60,11 @@ class Request:
         self.stop_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
         self.stops_from = len(self.prompt) + sampling.min_new_tokens
         self.length_limit = min(len(self.prompt) + sampling.max_new_tokens, max_len)
+        self.history = TokenHistory(self.prompt) if sampling.penalised else None
+        self.prompt_logprobs = None if sampling.prompt_logprobs is None else [None] * len(self.prompt)
+
+    def append(self, token_id: int) -> None:
+        """Take the next token of the answer."""
+        self.token_ids.append(token_id)
+        if self.history is not None:
+            self.history.answer_ids.append(token_id)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 
+import msgspec
+
 from tokenspeed.runtime.cache.manager import KVCacheManager
-from tokenspeed.runtime.protocol import FinishReason, Loads, RequestOutput
-from tokenspeed.runtime.scheduler.batch import UNKNOWN_ID, Batch, BatchBuilder, Row
+from tokenspeed.runtime.protocol import FinishReason, Loads, RequestOutput, TokenLogprobs
+from tokenspeed.runtime.scheduler.batch import UNKNOWN_ID, Batch, BatchBuilder, Row, StepLogprobs
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.request import Request, RequestState
 
@@ -24,6 +26,9 @@ class Scheduler:
 
     One step may be in flight: `schedule` may be called again before the last batch is committed. A request
     that ends meanwhile keeps its blocks until its last batch is committed, and the row there is ignored.
+
+    A request whose tokens depend on those before (`needs_history`) sits out the steps that are planned while its
+    last token is in flight. One that wants log-probabilities of its prompt computes all of it, cached or not.
 
     A request that fills `max_model_len` or the whole KV cache, whichever is smaller, ends with reason
     "length". `RequestOutput.cached_tokens` is set in every output of a request.
@@ -126,8 +131,8 @@ class Scheduler:
             self._uncommitted.append(batch)
         return batch
 
-    def commit(self, batch: Batch, token_ids: list[int]) -> list[RequestOutput]:
-        """Take the sampled ids of the oldest uncommitted step, one for each row that samples, in row order.
+    def commit(self, batch: Batch, token_ids: list[int], logprobs: StepLogprobs | None = None) -> list[RequestOutput]:
+        """Take the result of the oldest uncommitted step: an id for each row that samples, in row order.
 
         Raises:
             RuntimeError: when `batch` is not the oldest uncommitted step.
@@ -141,6 +146,7 @@ class Scheduler:
         finished = RequestState.FINISHED
         block_size = self.limits.block_size
         sampled = iter(token_ids)
+        wanted = _by_request(batch, logprobs)
         for row in batch.rows:
             request = row.request
             request.in_flight -= 1
@@ -153,7 +159,10 @@ class Scheduler:
             if end >= (request.table.num_published + 1) * block_size:
                 self.cache.publish(request.table, request.token_ids, end)
             if row.samples:
-                outputs.append(self._accept(request, token_id))
+                output = self._accept(request, token_id)
+                if wanted or request.prompt_logprobs is not None:
+                    output = _with_logprobs(output, request, wanted.get(request.request_id))
+                outputs.append(output)
         if len(self._live) < num_live:
             self._running = [request for request in self._running if request.state is not finished]
         return outputs
@@ -216,10 +225,10 @@ class Scheduler:
             end = start + 1
             if start < num_known:
                 ids, source = [known[start]], None
-            elif end < request.length_limit:
+            elif end < request.length_limit and not request.sampling.needs_history:
                 ids, source = [UNKNOWN_ID], request.row
             else:
-                continue  # the step in flight samples its last token
+                continue  # the step in flight samples its last token, or one that the next depends on
             if start >= len(request.table.blocks) * block_size and not self._make_room(request, step):
                 continue
             forbidden = request.stop_ids if end < request.stops_from else ()
@@ -246,9 +255,12 @@ class Scheduler:
                 request = next(iter(self._waiting.values()))
             else:
                 return
+            if self._shares_what_is_computed(request):
+                return
             # A little room lets the running ones grow, or else the newcomer is soon preempted.
             headroom = self.cache.num_blocks // 100 if self._running else 0
-            num_found = self.cache.admit(request.table, request.token_ids, headroom)
+            reuse = request.prompt_logprobs is None
+            num_found = self.cache.admit(request.table, request.token_ids, headroom, reuse)
             if num_found is None:
                 return
             if request.state is RequestState.PREEMPTED:
@@ -259,6 +271,16 @@ class Scheduler:
             request.num_scheduled = num_found
             self._running.append(request)
             step.add_chunk(request)
+
+    def _shares_what_is_computed(self, request: Request) -> bool:
+        """Whether a running request is just computing the prompt that this one could find in the prefix index."""
+        leader = self._live.get(request.shares_prompt_with or "")
+        return (
+            leader is not None
+            and leader.state is RequestState.RUNNING
+            and len(leader.token_ids) == len(leader.prompt) > self.limits.block_size
+            and self.cache.enable_prefix_caching
+        )
 
     def _leave_waiting(self, request: Request, num_found: int) -> None:
         del self._waiting[request.request_id]
@@ -296,7 +318,7 @@ class Scheduler:
         """Append a sampled id, or end the request by it."""
         if token_id in request.stop_ids:
             return self._finish(request, "stop", matched_stop=token_id)
-        request.token_ids.append(token_id)
+        request.append(token_id)
         if len(request.token_ids) >= request.length_limit:
             return self._finish(request, "length", token_id)
         return RequestOutput(request_id=request.request_id, token_ids=[token_id], cached_tokens=request.cached_tokens)
@@ -331,3 +353,21 @@ class Scheduler:
     def _refusal(self, request: Request, error: str) -> RequestOutput:
         request.state = RequestState.FINISHED
         return RequestOutput(request_id=request.request_id, token_ids=[], finish_reason="error", error=error)
+
+
+def _by_request(batch: Batch, logprobs: StepLogprobs | None) -> dict[str, TokenLogprobs]:
+    """Keep what is known of prompts with their requests; what belongs to the sampled ids, by request id."""
+    if logprobs is None:
+        return {}
+    for index, found in logprobs.prompt.items():
+        row = batch.rows[index]
+        if row.request.prompt_logprobs is not None:
+            row.request.prompt_logprobs[row.start + 1 : row.start + 1 + len(found)] = found
+    requests = [row.request for row in batch.rows if row.samples]
+    return {requests[index].request_id: found for index, found in logprobs.sampled.items()}
+
+
+def _with_logprobs(output: RequestOutput, request: Request, sampled: TokenLogprobs | None) -> RequestOutput:
+    """The output with what was asked for; the prompt's go out once."""
+    prompt, request.prompt_logprobs = request.prompt_logprobs, None
+    return msgspec.structs.replace(output, logprobs=[] if sampled is None else [sampled], prompt_logprobs=prompt)

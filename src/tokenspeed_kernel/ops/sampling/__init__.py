@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenspeed_kernel.ops.sampling import noise, reference
+from tokenspeed_kernel.ops.sampling import cpu, noise, reference
 from tokenspeed_kernel.registry import Kernel, select
 
-__all__ = ["noise", "plan_sample", "reference", "sample"]
+__all__ = ["cpu", "noise", "plan_sample", "reference", "sample"]
 
 
 def plan_sample(device: torch.device) -> Kernel:

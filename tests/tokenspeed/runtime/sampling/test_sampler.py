@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tokenspeed.runtime.protocol import SamplingParams
-from tokenspeed.runtime.sampling.batch import SamplingBatch
-from tokenspeed.runtime.sampling.sampler import Sampler, keep_top
+from tokenspeed.runtime.sampling.batch import SamplingBatch, SamplingRow
+from tokenspeed.runtime.sampling.sampler import Sampler
 from tokenspeed_kernel.ops.sampling.noise import gumbel_noise
+from tokenspeed_kernel.ops.sampling.reference import keep_likely
 
 CPU = torch.device("cpu")
 INF = float("inf")
@@ -22,8 +24,11 @@ def params(**fields: Any) -> SamplingParams:
     return SamplingParams(max_new_tokens=1, **fields)
 
 
-def sample(logits: Tensor, rows: list[SamplingParams], positions: list[int], forbidden: Any = ()) -> list[int]:
-    picked = Sampler()(logits, SamplingBatch.build(rows, positions, CPU, forbidden))
+def sample(
+    logits: Tensor, rows: list[SamplingParams], positions: list[int], forbidden: Sequence[Sequence[int]] = ()
+) -> list[int]:
+    columns = zip(rows, positions, forbidden or [()] * len(rows), strict=True)
+    picked = Sampler()(logits, SamplingBatch.build([SamplingRow(*row) for row in columns], CPU))
     assert picked.dtype == torch.int64
     return picked.tolist()
 
@@ -88,11 +93,12 @@ def test_a_row_does_not_depend_on_its_batch(data: st.DataObject) -> None:
     temperature=st.sampled_from([0.5, 1.0, 3.0]),
     top_k=st.integers(0, 40),
     top_p=st.sampled_from([0.01, 0.3, 0.8, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
 )
 def test_what_stays_is_what_the_warpers_of_transformers_leave(
-    seed: int, temperature: float, top_k: int, top_p: float
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     logits = torch.randn(3, 33, generator=torch.Generator().manual_seed(seed))
     want = TemperatureLogitsWarper(temperature)(None, logits)
@@ -100,7 +106,9 @@ def test_what_stays_is_what_the_warpers_of_transformers_leave(
         want = TopKLogitsWarper(top_k)(None, want)
     if top_p < 1:
         want = TopPLogitsWarper(top_p)(None, want)
-    got = keep_top(logits / temperature, torch.full((3,), top_k), torch.full((3,), top_p))
+    want = MinPLogitsWarper(min_p)(None, want)
+    columns = torch.full((3,), top_k), torch.full((3,), top_p), torch.full((3,), min_p)
+    got = keep_likely(logits / temperature, *columns)
     torch.testing.assert_close(got, want)
 
 
@@ -127,7 +135,7 @@ def test_forbidden_ids_are_never_chosen_and_the_logits_stay(temperature: float) 
     logits = torch.tensor([[9.0, 8.0, 0.0], [9.0, 0.0, 8.0]])
     before = logits.clone()
     for position in range(50):
-        picked = sample(logits, [params(temperature=temperature)] * 2, [position] * 2, [(0, (0, 2)), (1, (0,))])
+        picked = sample(logits, [params(temperature=temperature)] * 2, [position] * 2, [(0, 2), (0,)])
         assert picked[0] == 1
         assert picked[1] != 0
     assert torch.equal(logits, before)
@@ -151,11 +159,21 @@ def test_noise_is_standard_gumbel() -> None:
     assert max(abs(along_ids.item()), abs(along_seeds.item())) < 0.01
 
 
-def test_build_says_when_no_sort_and_no_noise_is_needed() -> None:
-    def flags(*rows: SamplingParams) -> tuple[bool, bool]:
-        batch = SamplingBatch.build(rows, [0] * len(rows), CPU)
-        return batch.greedy, batch.filtered
+def test_build_says_what_a_captured_step_can_do_alone() -> None:
+    def flags(*rows: SamplingRow) -> tuple[bool, bool]:
+        batch = SamplingBatch.build(rows, CPU)
+        return batch.greedy, batch.needs_logits
 
-    assert flags(params(temperature=0.0, top_k=5)) == (True, False)
-    assert flags(params(), params(temperature=0.0, top_p=0.5)) == (False, False)
-    assert flags(params(), params(top_p=0.5)) == (False, True)
+    plain = SamplingRow(params(top_k=3, top_p=0.5, min_p=0.1), 5)
+    greedy = SamplingRow(params(temperature=0.0, top_k=5), 5)
+    assert flags(greedy, greedy) == (True, False)
+    assert flags(plain, greedy) == (False, False)
+    for fields in (
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -0.1},
+        {"repetition_penalty": 1.1},
+        {"logit_bias": ((1, 1.0),)},
+        {"logprobs": 0},
+    ):
+        assert flags(plain, SamplingRow(params(**fields), 5)) == (False, True)
+    assert flags(greedy, SamplingRow(params(temperature=0.0), 5, (1,))) == (True, True)
