@@ -25,13 +25,16 @@ CONTROL_TIMEOUT = 2 * 60 * 60
 LOG_LEVELS = {"debug": "debug", "info": "warn", "warning": "warn", "error": "error"}
 """Our level to SMG's, whose `info` is a line for every request."""
 
-SMG_QUIET_TARGETS = (
-    "smg::posture",
-    "smg::routers::grpc::multimodal",
-    "smg::routers::grpc::common::stages::request_execution",
-    "smg::response",
-)
-"""Parts of SMG whose warnings come at every start, or for every mistake of a client."""
+SMG_QUIET_TARGETS = {
+    "smg::posture": "error",
+    "smg::routers::grpc::multimodal": "error",
+    "smg::routers::grpc::common::stages::request_execution": "error",
+    "smg::routers::common::placement": "error",
+    "smg::response": "error",
+    # Its errors are the refusals that the client gets; what fails in the engine, the engine tells.
+    "smg::routers::grpc::pipeline": "off",
+}
+"""Parts of SMG that speak at every start, or for every mistake of a client, and the level at which they may."""
 
 ANSI_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -74,8 +77,9 @@ def smg_command(
 def smg_environment(config: Config) -> dict[str, str]:
     """What SMG gets besides our own environment; a RUST_LOG of the user's own stays."""
     level = LOG_LEVELS[config.serve.log_level]
-    quiet = ",".join(f"{target}=error" for target in SMG_QUIET_TARGETS)
-    return {"RUST_LOG": os.environ.get("RUST_LOG", f"warn,smg={level},{quiet}")}
+    quiet = {} if level == "debug" else SMG_QUIET_TARGETS
+    targets = ",".join(f"{target}={least}" for target, least in {"smg": level, **quiet}.items())
+    return {"RUST_LOG": os.environ.get("RUST_LOG", f"warn,{targets}")}
 
 
 @asynccontextmanager

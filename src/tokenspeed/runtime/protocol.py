@@ -150,6 +150,10 @@ class Loads(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hit_tokens: int = 0
     """Of these, tokens found."""
     preemptions: int = 0
+    steps: int = 0
+    """Steps that were scheduled since the start."""
+    step_tokens: int = 0
+    """Tokens of all these, prefill and decode together."""
     paused: bool = False
 
 
@@ -222,6 +226,12 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Where asked for, in the first output with a token: one for each token of the prompt, None for the first."""
 
 
+class Admitted(Message, frozen=True):
+    """These requests wait no longer: the step that is about to run is their first. Sent once a request."""
+
+    request_ids: list[str]
+
+
 class Outputs(Message, frozen=True):
     """What one step produced."""
 
@@ -254,7 +264,7 @@ class Failed(Message, frozen=True):
     exit_code: int = 1
 
 
-ToFront = Starting | Ready | Outputs | CallReply | ReloadStatus | Failed
+ToFront = Starting | Ready | Admitted | Outputs | CallReply | ReloadStatus | Failed
 
 
 # ---- bodies that both sides build ----

@@ -18,6 +18,7 @@ import zmq.asyncio
 from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.protocol import (
     Abort,
+    Admitted,
     CallReply,
     Continue,
     EngineInfo,
@@ -128,7 +129,8 @@ class EngineClient:
         self.journal.accept(entry)
         self._quiet.clear()
         stream = TokenStream(watcher)
-        self._streams[entry.request_id] = stream, Timing(time.monotonic(), len(entry.prompt))
+        timing = Timing(time.monotonic(), len(entry.prompt), entry.sampling.max_new_tokens)
+        self._streams[entry.request_id] = stream, timing
         self._send(Submit(request_id=entry.request_id, prompt=entry.prompt, sampling=entry.sampling))
         return stream
 
@@ -202,6 +204,11 @@ class EngineClient:
                 for output in message.outputs:
                     self._take(output)
                 self._take_loads(message.loads)
+            case Admitted():
+                now = time.monotonic()
+                for held in map(self._streams.get, message.request_ids):
+                    if held is not None:
+                        held[1].admitted = now
             case CallReply():
                 reply = self._calls.get(message.call)
                 if reply is not None and not reply.done():
@@ -211,6 +218,7 @@ class EngineClient:
             case Starting():
                 self._on_starting(message)
             case Ready():
+                self._metrics.started(message.info)
                 if not self.info.done():
                     self.info.set_result(message.info)
             case Failed():

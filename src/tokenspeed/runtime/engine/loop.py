@@ -11,7 +11,17 @@ from tokenspeed.runtime.engine.directives import Begin, Expire, Settle, StreamMe
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.stream import Stream
 from tokenspeed.runtime.execution.executor import Executor
-from tokenspeed.runtime.protocol import Abort, Continue, FlushCache, Pause, Reload, RequestOutput, Stop, Submit
+from tokenspeed.runtime.protocol import (
+    Abort,
+    Admitted,
+    Continue,
+    FlushCache,
+    Pause,
+    Reload,
+    RequestOutput,
+    Stop,
+    Submit,
+)
 from tokenspeed.runtime.scheduler.batch import Batch
 from tokenspeed.runtime.scheduler.request import Request
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
@@ -63,6 +73,8 @@ class EngineLoop:
 
     def _step(self) -> None:
         batch = self.scheduler.schedule()
+        if admitted := self.scheduler.take_admitted():
+            self.outbox.send(Admitted(request_ids=admitted))
         if batch is not None:
             self.control.publish(self._run(batch))
 

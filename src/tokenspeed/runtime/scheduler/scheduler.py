@@ -51,6 +51,9 @@ class Scheduler:
         self._prefix_queried_tokens = 0
         self._prefix_hit_tokens = 0
         self._preemptions = 0
+        self._steps = 0
+        self._step_tokens = 0
+        self._admitted: list[str] = []
 
     @property
     def max_len(self) -> int:
@@ -129,7 +132,14 @@ class Scheduler:
         batch = step.build()
         if batch is not None:
             self._uncommitted.append(batch)
+            self._steps += 1
+            self._step_tokens += batch.num_tokens
         return batch
+
+    def take_admitted(self) -> list[str]:
+        """The requests that were admitted for the first time since the last call."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     def commit(self, batch: Batch, token_ids: list[int], logprobs: StepLogprobs | None = None) -> list[RequestOutput]:
         """Take the result of the oldest uncommitted step: an id for each row that samples, in row order.
@@ -205,6 +215,8 @@ class Scheduler:
             prefix_queried_tokens=self._prefix_queried_tokens,
             prefix_hit_tokens=self._prefix_hit_tokens,
             preemptions=self._preemptions,
+            steps=self._steps,
+            step_tokens=self._step_tokens,
             paused=paused,
         )
 
@@ -286,6 +298,7 @@ class Scheduler:
         del self._waiting[request.request_id]
         self._waiting_tokens -= len(request.prompt)
         request.cached_tokens = num_found
+        self._admitted.append(request.request_id)
         if self.cache.enable_prefix_caching:
             self._prefix_queried_tokens += len(request.prompt)
             self._prefix_hit_tokens += num_found
