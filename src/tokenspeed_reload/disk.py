@@ -85,6 +85,21 @@ class Disk:
             found.extend(locations)
         return list(dict.fromkeys(found))
 
+    def strays(self) -> list[str]:
+        """The Python files of the overlay that are no recorded module: nothing ever reads them."""
+        if self._overlay is None:
+            return []
+        found: list[str] = []
+        for directory, folders, files in os.walk(self._overlay):
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+            parts = Path(directory).relative_to(self._overlay).parts
+            for file in sorted(files):
+                stem, suffix = os.path.splitext(file)  # noqa: PTH122
+                name = ".".join(parts if stem == "__init__" else (*parts, stem))
+                if suffix == ".py" and name not in self._records.modules:
+                    found.append(str(Path(directory, file)))
+        return found
+
     def files(self) -> dict[str, str]:
         """All Python files of the packages by module name; a file of the overlay hides the installed one."""
         found: dict[str, str] = {}

@@ -92,6 +92,10 @@ class Reloader:
         """The directories and files in which `changed` looks for reloadable modules."""
         return self._disk.roots()
 
+    def strays(self) -> list[str]:
+        """The Python files of the overlay that are no loaded module of the packages: an edit there does nothing."""
+        return self._disk.strays()
+
     def read(self, modules: Iterable[str] | None = None) -> Sources:
         """Read all that a reload needs from the disk.
 

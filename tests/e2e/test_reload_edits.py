@@ -53,6 +53,17 @@ def named(reply: dict[str, object]) -> list[str]:
     return [item["what"] for item in reply["needs_restart"]]  # type: ignore[attr-defined]
 
 
+def test_files_of_the_overlay_that_nothing_reads_are_named(server: Server) -> None:
+    assert server.overlay is not None
+    misplaced = server.overlay / "llama.py"
+    misplaced.write_text("X = 1\n")
+    (note,) = server.reload()["notes"]
+    assert str(misplaced) in note and "laid out as the packages" in note
+    server.replace(ACTIVATION, SILU, "    return silu(gate) - up\n")
+    (note,) = server.reload()["notes"]
+    assert str(misplaced) in note
+
+
 def test_answers_are_those_of_a_start_with_the_same_files(server: Server, tiny_model: Path, tmp_path: Path) -> None:
     before = texts(server)
     # A function moves to a new file and gets a default argument; a constant, a decorator and a field are new.

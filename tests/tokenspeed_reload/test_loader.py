@@ -79,6 +79,21 @@ def test_module_that_only_the_overlay_has(project, tmp_path):
     assert project.load("pkg.sub.c").X == 1
 
 
+def test_files_of_the_overlay_that_are_no_loaded_module_are_strays(project, tmp_path):
+    overlay = tmp_path / "overlay"
+    project.write_module("pkg.__init__", "")
+    project.write_module("pkg.a", "X = 1")
+    reloader = project.watch("pkg", overlay=overlay)
+    project.load("pkg.a")
+    files = ["pkg/__init__.py", "pkg/a.py", "a.py", "pkg/aa.py", "src/pkg/a.py", ".git/x.py", "pkg/notes.txt"]
+    for file in files:
+        (overlay / file).parent.mkdir(parents=True, exist_ok=True)
+        (overlay / file).write_text("X = 2\n")
+    assert reloader.strays() == [str(overlay / file) for file in ("a.py", "pkg/aa.py", "src/pkg/a.py")]
+    project.load("pkg.aa")
+    assert reloader.strays() == [str(overlay / file) for file in ("a.py", "src/pkg/a.py")]
+
+
 def test_modules_loaded_before_the_hook_are_adopted(project):
     project.write_module("m", "X = 1")
     m = project.load("m")

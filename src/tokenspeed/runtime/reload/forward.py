@@ -14,7 +14,7 @@ from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.protocol import Reload, reload_failure
 from tokenspeed.runtime.reload.choices import changed_choices
 from tokenspeed.runtime.reload.fault import Fault, describe
-from tokenspeed.runtime.reload.reply import nothing_changed, success
+from tokenspeed.runtime.reload.reply import nothing_changed, overlay_note, success
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
 from tokenspeed_kernel.registry import REGISTRY
@@ -72,7 +72,8 @@ class ForwardReload:
             return None  # the read phase will meet it again, and tell every rank
         if sources.modules or call.modules is not None:
             return None
-        return nothing_changed(call.id, self.generation, self.reloader.looked_at(), sources.outside)
+        notes = overlay_note(self.reloader.strays())
+        return nothing_changed(call.id, self.generation, self.reloader.looked_at(), sources.outside, notes)
 
     def run(self, call: Reload, drained_after: float) -> dict[str, Any]:
         """Apply the edit on every rank or on none, and return the reply."""
@@ -89,6 +90,7 @@ class ForwardReload:
         self.executor.generation = generation
         self.scheduler.reseed_cache(generation.number, self.weight_version)
         report = attempt.commit()
+        report.notes.extend(overlay_note(self.reloader.strays()))
         total = time.perf_counter() - started + drained_after
         return success(call.id, report, generation, jit, {"drain": drained_after, **attempt.seconds, "total": total})
 

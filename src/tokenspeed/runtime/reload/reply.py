@@ -9,7 +9,20 @@ from tokenspeed_kernel.jit import JitCount
 from tokenspeed_reload import Report
 
 
-def nothing_changed(call_id: str, generation: int, looked_at: list[str], outside: list[str]) -> dict[str, Any]:
+def overlay_note(strays: list[str]) -> list[str]:
+    """What to say of files in the overlay that nothing reads: a wrong folder or a misspelled name, mostly."""
+    if not strays:
+        return []
+    files = ", ".join(strays)
+    return [
+        f"these files of the overlay are no module that is loaded, and do nothing: {files}; the overlay is laid out "
+        "as the packages, as in tokenspeed/runtime/models/llama.py"
+    ]
+
+
+def nothing_changed(
+    call_id: str, generation: int, looked_at: list[str], outside: list[str], notes: list[str]
+) -> dict[str, Any]:
     """The reply of a reload that found every module of the forward packages as it last ran.
 
     `outside` are the changed modules elsewhere.
@@ -25,7 +38,7 @@ def nothing_changed(call_id: str, generation: int, looked_at: list[str], outside
         "objects_patched": 0,
         "stale": [],
         "needs_restart": [{"what": name, "why": "it lies outside the forward packages"} for name in outside],
-        "notes": [],
+        "notes": notes,
         "graphs": {"how": "none", "decode": 0, "prefill": 0, "nodes": 0},
         "jit": {"compiled": 0, "seconds": 0.0},
         "seconds": {"total": 0.0, "held": 0.0},
