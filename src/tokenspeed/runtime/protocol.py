@@ -74,6 +74,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a token can be sampled only once the one before it is known on the host."""
         return self.penalised or self.grammar is not None
 
+    @property
+    def plain(self) -> bool:
+        """Whether temperature, top-k, top-p, min-p and the seed are all that the choice of a token needs."""
+        return not (self.needs_history or self.logit_bias or self.logprobs is not None)
+
 
 # ---- front to ranks ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from typing import NamedTuple
 
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.control import ControlQueue
@@ -11,6 +12,7 @@ from tokenspeed.runtime.engine.directives import Begin, Expire, Settle, StreamMe
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.stream import Stream
 from tokenspeed.runtime.execution.executor import Executor
+from tokenspeed.runtime.execution.pending import PendingStep
 from tokenspeed.runtime.protocol import (
     Abort,
     Admitted,
@@ -18,7 +20,6 @@ from tokenspeed.runtime.protocol import (
     FlushCache,
     Pause,
     Reload,
-    RequestOutput,
     Stop,
     Submit,
 )
@@ -29,8 +30,19 @@ from tokenspeed.runtime.scheduler.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 
+class Flight(NamedTuple):
+    """A step that was launched and not committed."""
+
+    batch: Batch
+    step: PendingStep
+
+
 class EngineLoop:
-    """Drives scheduler, control queue and executor in lockstep with the other ranks."""
+    """Drives scheduler, control queue and executor in lockstep with the other ranks.
+
+    With `overlap` one step stays in flight while the next is prepared. What a step's ids end is then noticed one
+    step late, and what that step computed for an ended request is dropped.
+    """
 
     def __init__(
         self,
@@ -40,6 +52,7 @@ class EngineLoop:
         scheduler: Scheduler,
         executor: Executor,
         control: ControlQueue,
+        overlap: bool = False,
     ):
         self.channel = channel
         self.stream = stream
@@ -47,6 +60,8 @@ class EngineLoop:
         self.scheduler = scheduler
         self.executor = executor
         self.control = control
+        self.overlap = overlap
+        self._flight: Flight | None = None
         self._stopped = False
 
     def run(self) -> None:
@@ -67,28 +82,49 @@ class EngineLoop:
 
     def _receive(self) -> None:
         directives = self.control.decide() if self.channel.rank == 0 else []
-        busy = self.scheduler.has_work or self.control.ready
+        busy = self._flight is not None or self.scheduler.has_work or self.control.ready
         for message in self.stream.receive(directives, 0 if busy else self.control.seconds_to_decision()):
             self._handle(message)
 
     def _step(self) -> None:
+        """Launch the next step, then commit the one before: the host prepares one while the device computes one."""
         batch = self.scheduler.schedule()
         if admitted := self.scheduler.take_admitted():
             self.outbox.send(Admitted(request_ids=admitted))
-        if batch is not None:
-            self.control.publish(self._run(batch))
+        launched = self._launch(batch) if batch is not None else None
+        self._commit()
+        self._flight = launched
+        if not self.overlap:
+            self._commit()
 
-    def _run(self, batch: Batch) -> list[RequestOutput]:
-        """Compute one step. Edited code may fail in a batch that warm-up did not run: its requests end, no others."""
+    def _launch(self, batch: Batch) -> Flight | None:
+        """Start one step. Edited code may fail in a batch that warm-up did not run: its requests end, no others."""
         try:
-            result = self.executor.run(batch)
+            return Flight(batch, self.executor.launch(batch))
         except BaseException as error:
-            if self.channel.size > 1:
-                raise  # another rank may have computed the step, and schedulers that differ mix up requests
-            log.exception("a step failed; the requests in it end, the server goes on")
-            cause = traceback.format_exception_only(error)[-1].strip()
-            return self.scheduler.fail(batch, f"the forward pass failed with {cause}")
-        return self.scheduler.commit(batch, *result)
+            self._commit()
+            self._fail(batch, error)
+            return None
+
+    def _commit(self) -> None:
+        """Wait for the step in flight, if there is one, and take what it computed."""
+        if self._flight is None:
+            return
+        flight, self._flight = self._flight, None
+        try:
+            result = flight.step.wait()
+        except BaseException as error:
+            self._fail(flight.batch, error)
+        else:
+            self.control.publish(self.scheduler.commit(flight.batch, *result))
+
+    def _fail(self, batch: Batch, error: BaseException) -> None:
+        if self.channel.size > 1:
+            raise error  # another rank may have computed the step, and schedulers that differ mix up requests
+        self.executor.check_device(error)
+        log.error("a step failed; the requests in it end, the server goes on", exc_info=error)
+        cause = traceback.format_exception_only(error)[-1].strip()
+        self.control.publish(self.scheduler.fail(batch, f"the forward pass failed with {cause}"))
 
     def _handle(self, message: StreamMessage) -> None:
         match message:

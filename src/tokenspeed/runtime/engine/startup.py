@@ -140,7 +140,7 @@ class Startup:
             max_rows=scheduler.max_num_seqs,
             max_blocks_per_row=-(-self.max_model_len // self.config.cache.block_size),
         )
-        buffers = BatchBuffers(limits, self.device)
+        buffers = BatchBuffers(limits, self.config.cache.block_size, self.device)
         buffers.allocate()
         plan = plan_capture(self.config, self.device.type)
         executor = Executor(model, Sampler(), self.pool, buffers, plan, lambda: CpuGraphBackend(FORWARD_PACKAGES))

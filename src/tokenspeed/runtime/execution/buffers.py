@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
+from tokenspeed.runtime.execution.block_tables import BlockTables
+from tokenspeed.runtime.execution.inputs import (
+    StepInputs,
+    StepShape,
+    aligned,
+    device_views,
+    host_views,
+    packed_bytes,
+)
+from tokenspeed.runtime.execution.sampling_columns import SamplingColumns
 from tokenspeed.runtime.layers.context import ForwardContext
-from tokenspeed.runtime.scheduler.batch import Batch
+from tokenspeed.runtime.scheduler.batch import Batch, Row
 
-
-@dataclass(frozen=True)
-class StepShape:
-    """Size of one step.
-
-    Attributes:
-        num_tokens: tokens that the model computes, padding included.
-        num_rows: sequences, padding included.
-        max_query_len: most tokens of one sequence; 1 is a decode step, in which token i belongs to sequence i.
-        width: blocks of the block table that are visible.
-    """
-
-    num_tokens: int
-    num_rows: int
-    max_query_len: int
-    width: int
+HostInputs = StepInputs[np.ndarray[Any, Any]]
+DeviceInputs = StepInputs[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,89 +37,130 @@ class BufferLimits:
 
 
 class BatchBuffers:
-    """Inputs of a step: written by `fill` on the host, read through `context` by the model.
+    """Inputs of a step, written by `fill` on the host, and the ids that it samples.
 
-    `input_ids`, `positions` and `slot_mapping` are int64 [max_tokens]; `block_tables` is int32
-    [max_rows, max_blocks_per_row]; `seq_lens` int32 [max_rows]; `query_start` int32 [max_rows + 1];
-    `logits_rows` int64 [max_rows].
+    `sampled` is int64 [max_rows]: the id that each row of the last step sampled. It stays on the device, where the
+    next step finds the ids that the host does not know yet.
     """
 
-    def __init__(self, limits: BufferLimits, device: torch.device):
+    def __init__(self, limits: BufferLimits, block_size: int, device: torch.device):
         self.limits = limits
+        self.block_size = block_size
         self.device = device
+        self.tables = BlockTables(limits.max_rows, limits.max_blocks_per_row, device)
+        self.columns = SamplingColumns()
 
     def allocate(self) -> None:
-        """Make the tensors, and their host twins where the device is not the host."""
-        tokens, rows = self.limits.max_tokens, self.limits.max_rows
-        self.input_ids = torch.zeros(tokens, dtype=torch.int64, device=self.device)
-        self.positions = torch.zeros(tokens, dtype=torch.int64, device=self.device)
-        self.slot_mapping = torch.zeros(tokens, dtype=torch.int64, device=self.device)
-        self.block_tables = torch.zeros(rows, self.limits.max_blocks_per_row, dtype=torch.int32, device=self.device)
-        self.seq_lens = torch.zeros(rows, dtype=torch.int32, device=self.device)
-        self.query_start = torch.zeros(rows + 1, dtype=torch.int32, device=self.device)
-        self.logits_rows = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        """Make the tensors."""
+        ids = aligned(self.limits.max_rows * 8)
+        largest = StepShape(self.limits.max_tokens, self.limits.max_rows, self.limits.max_tokens, 0)
+        self._storage = torch.zeros(ids + packed_bytes(largest), dtype=torch.uint8, device=self.device)
+        self._packed = self._storage[ids:]
+        self._first_known = ids // 8
+        self._ids = self._storage[: ids + self.limits.max_tokens * 8].view(torch.int64)
+        self.sampled = self._ids[: self.limits.max_rows]
+        self.tables.allocate()
 
-    def fill(self, batch: Batch, shape: StepShape, block_size: int) -> None:
+    def inputs(self, shape: StepShape) -> DeviceInputs:
+        """The tensors that a step of this shape reads."""
+        return device_views(shape, self._packed)
+
+    def id_pool(self, shape: StepShape) -> torch.Tensor:
+        """int64: `sampled`, a gap, then the `token_ids` of a step of this shape; `id_sources` are indices of it."""
+        return self._ids[: self._first_known + shape.num_tokens]
+
+    def context(
+        self, shape: StepShape, inputs: DeviceInputs, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> ForwardContext:
+        """What the attention layers read."""
+        return ForwardContext(
+            kv=kv,
+            slot_mapping=inputs.slot_mapping,
+            block_tables=self.tables.device_table[: shape.num_rows, : shape.width],
+            seq_lens=inputs.seq_lens,
+            query_start=inputs.query_start,
+            max_query_len=shape.max_query_len,
+            logits_rows=inputs.last_tokens,
+        )
+
+    def fill(self, batch: Batch, shape: StepShape) -> None:
         """Write the inputs of `batch`, padded to `shape`.
 
         Padding tokens are id 0 at position 0 and write to the scratch block; padding rows have length 0.
         """
-        tokens: list[int] = []
-        starts: list[int] = [0]
-        positions = np.zeros(shape.num_tokens, dtype=np.int64)
-        slots = np.zeros(shape.num_tokens, dtype=np.int64)
-        tables = np.zeros((shape.num_rows, shape.width), dtype=np.int32)
-        lengths = np.zeros(shape.num_rows, dtype=np.int32)
-        for index, row in enumerate(batch.rows):
-            first, end = len(tokens), len(tokens) + row.count
-            tokens.extend(row.token_ids)
-            starts.append(end)
-            table = np.asarray(row.block_table[: shape.width], dtype=np.int32)
-            tables[index, : len(table)] = table
-            where = np.arange(row.start, row.start + row.count, dtype=np.int64)
-            positions[first:end] = where
-            slots[first:end] = table[where // block_size].astype(np.int64) * block_size + where % block_size
-            lengths[index] = row.start + row.count
-        last = [end - 1 for end in starts[1:]]
+        self.tables.update(batch.rows)
+        data, host = self._host(shape)
+        tokens = _fill_rows(host, batch, self.block_size)
+        host.token_ids[tokens:] = 0
+        host.positions[tokens:] = 0
+        host.slot_mapping[tokens:] = 0
+        host.id_sources[:] = np.arange(self._first_known, self._first_known + shape.num_tokens)
+        for index, row in enumerate(batch.rows[: batch.num_decode_rows]):
+            if row.source_row is not None:
+                host.id_sources[index] = row.source_row
+        rows = len(batch.rows)
+        host.seq_lens[rows:] = 0
         # In a decode step token i is sequence i, padding included; elsewhere padding rows are empty.
-        padding = range(len(batch.rows), shape.num_rows)
-        starts.extend(row + 1 if shape.max_query_len == 1 else starts[-1] for row in padding)
-        last.extend(0 for _ in padding)
-        tokens.extend([0] * (shape.num_tokens - len(tokens)))
-        self._put(self.input_ids, tokens)
-        self.positions[: shape.num_tokens].copy_(torch.from_numpy(positions))
-        self.slot_mapping[: shape.num_tokens].copy_(torch.from_numpy(slots))
-        self.block_tables[: shape.num_rows, : shape.width].copy_(torch.from_numpy(tables))
-        self.seq_lens[: shape.num_rows].copy_(torch.from_numpy(lengths))
-        self._put(self.query_start, starts)
-        self._put(self.logits_rows, last)
+        host.query_start[rows + 1 :] = np.arange(rows + 1, shape.num_rows + 1) if shape.max_query_len == 1 else tokens
+        self.columns.fill(host, batch)
+        self._send(data)
 
-    def fill_dummy(self, shape: StepShape, block_size: int) -> None:
+    def fill_dummy(self, shape: StepShape) -> None:
         """Write the inputs of start-up's dummy step: every token and every row lives in the scratch block."""
         each = -(-shape.num_tokens // shape.num_rows)
         starts = [min(row * each, shape.num_tokens) for row in range(shape.num_rows + 1)]
         lengths = [end - start for start, end in pairwise(starts)]
-        positions = [offset for length in lengths for offset in range(length)]
-        self._put(self.input_ids, [index % 7 for index in range(shape.num_tokens)])
-        self._put(self.positions, positions)
-        self._put(self.slot_mapping, [position % block_size for position in positions])
-        self.block_tables.zero_()
-        self._put(self.seq_lens, lengths)
-        self._put(self.query_start, starts)
-        self._put(self.logits_rows, [max(end - 1, 0) for end in starts[1:]])
+        self.tables.clear()
+        data, host = self._host(shape)
+        host.token_ids[:] = np.arange(shape.num_tokens) % 7
+        host.id_sources[:] = np.arange(self._first_known, self._first_known + shape.num_tokens)
+        host.positions[:] = np.concatenate([np.arange(length) for length in lengths])
+        host.slot_mapping[:] = host.positions % self.block_size
+        host.seq_lens[:] = lengths
+        host.query_start[:] = starts
+        host.last_tokens[:] = np.maximum(np.asarray(starts[1:]) - 1, 0)
+        self.columns.fill_dummy(host)
+        self._send(data)
 
-    def context(self, shape: StepShape, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> ForwardContext:
-        """Views of the buffers, as long as `shape` says, for the model's forward."""
-        return ForwardContext(
-            kv=kv,
-            slot_mapping=self.slot_mapping[: shape.num_tokens],
-            block_tables=self.block_tables[: shape.num_rows, : shape.width],
-            seq_lens=self.seq_lens[: shape.num_rows],
-            query_start=self.query_start[: shape.num_rows + 1],
-            max_query_len=shape.max_query_len,
-            logits_rows=self.logits_rows[: shape.num_rows],
-        )
+    def _host(self, shape: StepShape) -> tuple[torch.Tensor, HostInputs]:
+        """Memory for the inputs on the host: on a CPU that of the step itself, else new pinned memory.
 
-    @staticmethod
-    def _put(target: torch.Tensor, values: list[int]) -> None:
-        target[: len(values)].copy_(torch.tensor(values, dtype=target.dtype))
+        A step in flight may not have been copied yet; torch keeps pinned memory until its copies are done.
+        """
+        size = packed_bytes(shape)
+        data = self._packed[:size]
+        if self.device.type != "cpu":
+            data = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return data, host_views(shape, data.numpy())
+
+    def _send(self, data: torch.Tensor) -> None:
+        if self.device.type != "cpu":
+            self._packed[: data.shape[0]].copy_(data, non_blocking=True)
+
+
+def _fill_rows(host: HostInputs, batch: Batch, block_size: int) -> int:
+    """Write tokens and lengths of all rows; returns the number of tokens."""
+    decode, rows = batch.rows[: batch.num_decode_rows], len(batch.rows)
+    starts = np.array([row.start for row in batch.rows], dtype=np.int64)
+    counts = np.array([row.count for row in batch.rows], dtype=np.int64)
+    ends = counts.cumsum()
+    host.seq_lens[:rows] = starts + counts
+    host.query_start[0] = 0
+    host.query_start[1 : rows + 1] = ends
+    count = len(decode)
+    host.token_ids[:count] = [row.token_ids[0] for row in decode]
+    host.positions[:count] = starts[:count]
+    blocks = np.array([row.block_table[row.start // block_size] for row in decode], dtype=np.int64)
+    host.slot_mapping[:count] = blocks * block_size + starts[:count] % block_size
+    for row, end in zip(batch.rows[count:], ends[count:].tolist(), strict=True):
+        _fill_chunk(host, row, slice(end - row.count, end), block_size)
+    return int(ends[-1])
+
+
+def _fill_chunk(host: HostInputs, row: Row, place: slice, block_size: int) -> None:
+    where = np.arange(row.start, row.start + row.count, dtype=np.int64)
+    first = row.start // block_size
+    blocks = np.array(row.block_table[first : -(-(row.start + row.count) // block_size)], dtype=np.int64)
+    host.token_ids[place] = row.token_ids
+    host.positions[place] = where
+    host.slot_mapping[place] = blocks[where // block_size - first] * block_size + where % block_size

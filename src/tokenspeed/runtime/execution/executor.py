@@ -7,23 +7,28 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.cache.pool import KVPool
-from tokenspeed.runtime.execution.buffers import BatchBuffers, BufferLimits, StepShape
+from tokenspeed.runtime.execution.buffers import BatchBuffers, BufferLimits, DeviceInputs
 from tokenspeed.runtime.execution.capture_plan import CapturePlan
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import Graph, GraphBackend
+from tokenspeed.runtime.execution.inputs import StepShape
+from tokenspeed.runtime.execution.pending import PendingStep, WantedLogprobs
 from tokenspeed.runtime.models.base import CausalLM
-from tokenspeed.runtime.protocol import SamplingParams, TokenLogprobs
+from tokenspeed.runtime.protocol import SamplingParams
 from tokenspeed.runtime.sampling.batch import SamplingBatch, SamplingRow
 from tokenspeed.runtime.sampling.logprobs import token_logprobs
 from tokenspeed.runtime.sampling.sampler import Sampler
-from tokenspeed.runtime.scheduler.batch import Batch, Row, StepLogprobs, StepResult
+from tokenspeed.runtime.scheduler.batch import Batch, Row, StepResult
+from tokenspeed_kernel.ops.sampling import plan_sample, sample
 
 WARM_TOKENS = 8
 """Tokens of the dummy prefill that start-up runs, and that every reload runs again."""
 
 WARM_ROWS = 3
 """Sequences of the dummy steps with several: what an edit breaks for a batch must not wait for one."""
+
 
 DUMMY_SAMPLING = (
     SamplingParams(max_new_tokens=1, temperature=0.0),
@@ -45,6 +50,10 @@ PROMPT_LOGITS = 256
 """Tokens of a prompt whose logits are in memory at once where their log-probabilities are wanted."""
 
 
+class DeviceLost(ResourceError):
+    """The device does not answer any more; only a new process can use it."""
+
+
 @dataclass(frozen=True)
 class DummySteps:
     """The steps that warm the code: start-up saves them, a reload runs the very same ones."""
@@ -59,6 +68,9 @@ class Executor:
     `logits` is float32 [largest decode graph, vocab] and `hidden` [largest prefill bucket, hidden]: captured
     steps leave their results there. `generation` is the set of graphs that serves now. `make_backend` is called
     once for every generation: its graphs share what the backend holds.
+
+    With `sample_on_device` the rows that need no more than temperature, top-k, top-p, min-p and a seed are sampled
+    by one kernel, inside the decode graphs; a CPU is faster with the sampler that looks first what the rows need.
     """
 
     def __init__(
@@ -69,6 +81,7 @@ class Executor:
         buffers: BatchBuffers,
         plan: CapturePlan,
         make_backend: Callable[[], GraphBackend],
+        sample_on_device: bool = False,
     ):
         self.model = model
         self.sampler = sampler
@@ -76,6 +89,7 @@ class Executor:
         self.buffers = buffers
         self.plan = plan
         self.make_backend = make_backend
+        self.sample_on_device = sample_on_device
         self.generation = Generation(0, {}, {})
         self.dummies = dummy_steps(buffers.limits)
         self.logits = torch.empty(0)
@@ -87,20 +101,34 @@ class Executor:
         rows = self.plan.decode[-1] if self.plan.decode else 0
         self.logits = torch.zeros(rows, vocab_size, dtype=torch.float32, device=device)
         self.hidden = torch.zeros(self.plan.largest_prefill, hidden_size, dtype=dtype, device=device)
+        self.sample_kernel = plan_sample(device)
 
-    @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
         """Compute one step."""
-        if batch.is_decode:
-            return self._sample(batch.rows, self._decode(batch), {})
-        hidden = self._prefill(batch)
-        prompt = self._prompt_logprobs(batch, hidden)
-        rows = [index for index, row in enumerate(batch.rows) if row.samples]
-        if not rows:
-            return StepResult([], StepLogprobs({}, prompt) if prompt else None)
-        wanted = self.buffers.logits_rows[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]
-        logits = self.model.compute_logits(hidden[wanted])
-        return self._sample([batch.rows[index] for index in rows], logits, prompt)
+        return self.launch(batch).wait()
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> PendingStep:
+        """Start one step. Where the device is not the host, it is still computed when this returns.
+
+        Ids that the step before has sampled and nobody has waited for are taken from the device.
+        """
+        pending = self._decode(batch) if batch.is_decode else self._prefill(batch)
+        return pending.fetch()
+
+    def check_device(self, error: BaseException) -> None:
+        """After a step that failed with `error`: whether the device still works.
+
+        Raises:
+            DeviceLost: it does not, and this process cannot use it any more.
+        """
+        if self.buffers.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.buffers.device)
+        except RuntimeError as lost:
+            cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DeviceLost(f"the GPU cannot go on after a step failed with: {cause}; restart the server") from lost
 
     @torch.inference_mode()
     def warm(self, progress: Callable[[str], None]) -> None:
@@ -109,20 +137,23 @@ class Executor:
         self._warm_logits(self.dummies.prefill)
         progress("decode")
         for shape in self.dummies.decode:
-            self._warm_sampler(self._warm_logits(shape))
+            self._warm_sampler(self._warm_logits(shape), shape)
 
     def _warm_logits(self, shape: StepShape) -> torch.Tensor:
-        self.buffers.fill_dummy(shape, self.pool.shape.block_size)
-        hidden = self._forward(shape)
-        return self.model.compute_logits(hidden[self.buffers.logits_rows[: shape.num_rows]])
+        self.buffers.fill_dummy(shape)
+        inputs = self.buffers.inputs(shape)
+        hidden = self._forward(shape, inputs)
+        return self.model.compute_logits(hidden[inputs.last_tokens])
 
-    def _warm_sampler(self, logits: torch.Tensor) -> None:
+    def _warm_sampler(self, logits: torch.Tensor, shape: StepShape) -> None:
         for params in DUMMY_SAMPLING:
             row = SamplingRow(params, 1, prompt_ids=(0,), answer_ids=(0,))
             batch = SamplingBatch.build([row] * logits.shape[0], logits.device)
             token_ids = self.sampler(logits, batch)
             if batch.logprobs is not None:
                 self.sampler.logprobs(logits, token_ids, batch.logprobs)
+        if self.sample_on_device:
+            self._sample_plain(logits, self.buffers.inputs(shape))
 
     @torch.inference_mode()
     def capture(self, number: int, progress: Callable[[str], None]) -> Generation:
@@ -131,93 +162,140 @@ class Executor:
         The generation that serves now stays as it is; the caller installs the new one or drops it.
         """
         backend = self.make_backend()
-        width = self.buffers.limits.max_blocks_per_row
         decode: dict[int, Graph] = {}
-        for size in reversed(self.plan.decode):
-            progress(f"decode {size}")
-            decode[size] = self._capture_decode(backend, StepShape(size, size, 1, width))
         prefill: dict[int, Graph] = {}
-        for bucket in reversed(self.plan.prefill):
-            progress(f"prefill {bucket}")
-            shape = StepShape(bucket, self.buffers.limits.max_rows, bucket, width)
-            prefill[bucket] = self._capture_prefill(backend, shape)
+        with backend.session():
+            for size in reversed(self.plan.decode):
+                progress(f"decode {size}")
+                decode[size] = self._capture_decode(backend, self._decode_shape(size))
+            for bucket in reversed(self.plan.prefill):
+                progress(f"prefill {bucket}")
+                prefill[bucket] = self._capture_prefill(backend, self._prefill_shape(bucket))
         return Generation(number, decode, prefill)
 
-    def _capture_decode(self, backend: GraphBackend, shape: StepShape) -> Graph:
-        def step() -> None:
-            hidden = self._forward(shape)
-            self.logits[: shape.num_rows].copy_(self.model.compute_logits(hidden))
+    def _decode_shape(self, size: int) -> StepShape:
+        return StepShape(size, size, 1, self.buffers.limits.max_blocks_per_row)
 
-        self.buffers.fill_dummy(shape, self.pool.shape.block_size)
-        return backend.capture(step, label=f"decode {shape.num_rows}")
+    def _prefill_shape(self, bucket: int) -> StepShape:
+        limits = self.buffers.limits
+        return StepShape(bucket, limits.max_rows, bucket, limits.max_blocks_per_row)
+
+    def _capture_decode(self, backend: GraphBackend, shape: StepShape) -> Graph:
+        rows = shape.num_rows
+        inputs = self.buffers.inputs(shape)
+        logits, sampled = self.logits[:rows], self.buffers.sampled[:rows]
+
+        def step() -> None:
+            logits.copy_(self.model.compute_logits(self._forward(shape, inputs)))
+            if self.sample_on_device:
+                sampled.copy_(self._sample_plain(logits, inputs))
+
+        self.buffers.fill_dummy(shape)
+        return backend.capture(step, kind="decode", label=f"decode {rows}")
 
     def _capture_prefill(self, backend: GraphBackend, shape: StepShape) -> Graph:
+        inputs = self.buffers.inputs(shape)
+        hidden = self.hidden[: shape.num_tokens]
+
         def step() -> None:
-            self.hidden[: shape.num_tokens].copy_(self._forward(shape))
+            hidden.copy_(self._forward(shape, inputs))
 
-        self.buffers.fill_dummy(shape, self.pool.shape.block_size)
-        return backend.capture(step, label=f"prefill {shape.num_tokens}")
+        self.buffers.fill_dummy(shape)
+        return backend.capture(step, kind="prefill", label=f"prefill {shape.num_tokens}")
 
-    def _decode(self, batch: Batch) -> torch.Tensor:
-        """Logits [rows, vocab] of a batch in which every row computes one token and samples."""
+    def _decode(self, batch: Batch) -> PendingStep:
+        """A batch in which every row computes one token and samples."""
         rows = len(batch.rows)
         captured = self.generation.decode_graph(rows)
         if captured is None:
-            self._fill(batch, shape := self._eager_shape(batch))
-            return self.model.compute_logits(self._forward(shape))
+            self.buffers.fill(batch, shape := self._eager_shape(batch))
+            inputs = self.buffers.inputs(shape)
+            return self._sample(batch, self.model.compute_logits(self._forward(shape, inputs)), inputs)
         size, graph = captured
-        self._fill(batch, StepShape(size, size, 1, self.buffers.limits.max_blocks_per_row))
+        self.buffers.fill(batch, shape := self._decode_shape(size))
         graph.replay()
-        return self.logits[:rows]
+        if self._samples_plainly(batch.rows):
+            return PendingStep(self.buffers.sampled[:rows])
+        return self._sample(batch, self.logits[:rows], self.buffers.inputs(shape))
 
-    def _prefill(self, batch: Batch) -> torch.Tensor:
-        """Hidden states of the tokens of the batch, in its order, perhaps padded; any mix of prefill and decode."""
+    def _prefill(self, batch: Batch) -> PendingStep:
+        """Any mix of prefill and decode."""
         captured = self.generation.prefill_graph(batch.num_tokens)
         if captured is None:
-            self._fill(batch, shape := self._eager_shape(batch))
-            return self._forward(shape)
-        bucket, graph = captured
-        limits = self.buffers.limits
-        self._fill(batch, StepShape(bucket, limits.max_rows, bucket, limits.max_blocks_per_row))
-        graph.replay()
-        return self.hidden[:bucket]
+            self.buffers.fill(batch, shape := self._eager_shape(batch))
+            inputs = self.buffers.inputs(shape)
+            hidden = self._forward(shape, inputs)
+        else:
+            bucket, graph = captured
+            self.buffers.fill(batch, shape := self._prefill_shape(bucket))
+            inputs = self.buffers.inputs(shape)
+            graph.replay()
+            hidden = self.hidden[:bucket]
+        if batch.num_samples:
+            logits = self.model.compute_logits(hidden.index_select(0, inputs.last_tokens[: batch.num_samples]))
+            pending = self._sample(batch, logits, inputs)
+        else:
+            pending = PendingStep(self.buffers.sampled[:0])
+        pending.prompt = self._prompt_logprobs(batch, hidden)
+        return pending
 
-    def _sample(self, rows: list[Row], logits: torch.Tensor, prompt: dict[int, list[TokenLogprobs]]) -> StepResult:
-        """Choose a token for each of `rows` from its row of `logits`, and tell what was asked for."""
-        batch = sampling_batch(rows, logits.device)
-        token_ids = self.sampler(logits, batch)
-        sampled: dict[int, TokenLogprobs] = {}
-        if batch.logprobs is not None:
-            found = self.sampler.logprobs(logits, token_ids, batch.logprobs)
-            sampled = dict(zip(batch.logprobs.rows, found.tolist(batch.logprobs.tops), strict=True))
-        return StepResult(token_ids.tolist(), StepLogprobs(sampled, prompt) if sampled or prompt else None)
+    def _samples_plainly(self, rows: list[Row]) -> bool:
+        """Whether the kernel that captured steps sample with serves all of `rows`."""
+        return self.sample_on_device and all(row.request.sampling.plain and not row.forbidden_ids for row in rows)
 
-    def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
+    def _sample(self, batch: Batch, logits: torch.Tensor, inputs: DeviceInputs) -> PendingStep:
+        """Choose ids from `logits` [rows that sample, vocab], and leave them where the next step looks for them."""
+        rows = [row for row in batch.rows if row.samples]
+        if self._samples_plainly(rows):
+            pending = PendingStep(self._sample_plain(logits, inputs))
+        else:
+            sampling = sampling_batch(rows, logits.device)
+            pending = PendingStep(self.sampler(logits, sampling))
+            if sampling.logprobs is not None:
+                found = self.sampler.logprobs(logits, pending.ids, sampling.logprobs)
+                pending.rows = sampling.logprobs.rows
+                pending.sampled = WantedLogprobs(found, sampling.logprobs.tops)
+        self.buffers.sampled.index_copy_(0, inputs.sample_rows[: len(rows)], pending.ids)
+        return pending
+
+    def _sample_plain(self, logits: torch.Tensor, inputs: DeviceInputs) -> torch.Tensor:
+        rows = logits.shape[0]
+        return sample(
+            logits,
+            inputs.temperature[:rows],
+            inputs.top_k[:rows],
+            inputs.top_p[:rows],
+            inputs.min_p[:rows],
+            inputs.seeds[:rows],
+            inputs.sample_positions[:rows],
+            kernel=self.sample_kernel,
+        )
+
+    def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> dict[int, list[WantedLogprobs]]:
         """For the rows that want them, what the step's hidden states say of the prompt's next tokens."""
-        found: dict[int, list[TokenLogprobs]] = {}
+        found: dict[int, list[WantedLogprobs]] = {}
         first = 0
         for index, row in enumerate(batch.rows):
             if row.prompt_logprobs is not None:
-                found[index] = []
                 targets = torch.tensor(row.prompt_targets, dtype=torch.int64, device=hidden.device)
                 states = hidden[first : first + len(targets)]
-                for part, ids in zip(states.split(PROMPT_LOGITS), targets.split(PROMPT_LOGITS), strict=True):
-                    logprobs = token_logprobs(self.model.compute_logits(part), ids, row.prompt_logprobs)
-                    found[index] += logprobs.tolist([row.prompt_logprobs] * len(ids))
+                found[index] = [
+                    WantedLogprobs(
+                        token_logprobs(self.model.compute_logits(part), ids, row.prompt_logprobs),
+                        [row.prompt_logprobs] * len(ids),
+                    )
+                    for part, ids in zip(states.split(PROMPT_LOGITS), targets.split(PROMPT_LOGITS), strict=True)
+                ]
             first += row.count
         return found
 
-    def _forward(self, shape: StepShape) -> torch.Tensor:
-        tokens = shape.num_tokens
+    def _forward(self, shape: StepShape, inputs: DeviceInputs) -> torch.Tensor:
         hidden: torch.Tensor = self.model(
-            self.buffers.input_ids[:tokens],
-            self.buffers.positions[:tokens],
-            self.buffers.context(shape, self.pool.layers),
+            self.buffers.id_pool(shape).index_select(0, inputs.id_sources),
+            inputs.positions,
+            self.buffers.context(shape, inputs, self.pool.layers),
         )
         return hidden
-
-    def _fill(self, batch: Batch, shape: StepShape) -> None:
-        self.buffers.fill(batch, shape, self.pool.shape.block_size)
 
     def _eager_shape(self, batch: Batch) -> StepShape:
         """The exact size of `batch`, with no wider a block table than its longest row needs."""
@@ -226,7 +304,7 @@ class Executor:
             num_tokens=batch.num_tokens,
             num_rows=len(batch.rows),
             max_query_len=max(row.count for row in batch.rows),
-            width=-(-longest // self.pool.shape.block_size),
+            width=-(-longest // self.buffers.block_size),
         )
 
 

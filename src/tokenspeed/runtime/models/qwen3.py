@@ -29,8 +29,9 @@ class Qwen3Attention(LlamaAttention):
 
     def forward(self, hidden: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         query, key, value = self.qkv_proj(hidden)
-        query, key = self.rotary(positions, self.q_norm(query), self.k_norm(key))
-        out: Tensor = self.o_proj(self.attention(query, key, value, ctx))
+        cache, norms = ctx.kv[self.attention.index], (self.q_norm, self.k_norm)
+        query = self.rotary(positions, query, key, value, cache, ctx.slot_mapping, norms)
+        out: Tensor = self.o_proj(self.attention(query, ctx))
         return out
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tokenspeed.errors import TokenSpeedError
+
+GraphKind = Literal["decode", "prefill"]
 
 
 class CaptureError(TokenSpeedError):
@@ -48,7 +51,10 @@ class GraphBackend(Protocol):
     A backend object holds what the graphs of a generation share. Make a new one after the code has changed.
     """
 
-    def capture(self, step: Callable[[], None], *, label: str) -> Graph:
+    def session(self) -> AbstractContextManager[None]:
+        """The context in which all graphs of the generation are captured."""
+
+    def capture(self, step: Callable[[], None], *, kind: GraphKind, label: str) -> Graph:
         """Run `step` once and keep its operations.
 
         `step` takes its inputs from tensors that outlive the graph and writes its results into such tensors

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from tokenspeed.runtime.execution.graphs.base import Node
+from tokenspeed.runtime.execution.graphs.base import GraphKind, Node
 from tokenspeed.runtime.execution.graphs.program import Program
 from tokenspeed.runtime.execution.graphs.recorder import StepRecorder
 from tokenspeed.runtime.execution.graphs.snapshot import Snapshotter
@@ -40,7 +41,11 @@ class CpuGraphBackend:
     def __init__(self, packages: Sequence[str]) -> None:
         self._snapshots = Snapshotter(packages)
 
-    def capture(self, step: Callable[[], None], *, label: str) -> CpuGraph:
+    def session(self) -> AbstractContextManager[None]:
+        """Nothing has to be prepared."""
+        return nullcontext()
+
+    def capture(self, step: Callable[[], None], *, label: str, kind: GraphKind = "decode") -> CpuGraph:
         """Run `step` once, concretely, and keep its operations. Raises CaptureError."""
         recorder = StepRecorder(self._snapshots)
         program = recorder.record(step)
