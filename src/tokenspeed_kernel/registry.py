@@ -107,6 +107,17 @@ class Registry:
                 found[f"{family}.{mode}"] = (chosen.name, now.name if now is not None else None)
         return found
 
+    def get(self, name: str) -> Kernel:
+        """The kernel called `family.mode.solution`.
+
+        Raises:
+            KernelError: it is not registered.
+        """
+        try:
+            return self._kernels[name]
+        except KeyError:
+            raise KernelError(f"there is no kernel {name}; see `ts kernels` for those that there are") from None
+
     def kernels(self, family: str | None = None, mode: str | None = None) -> list[Kernel]:
         """Registered kernels in order of name, of one family and mode if these are given."""
         return [

@@ -68,11 +68,22 @@ class RotaryEmbedding(Layer):
         Returns:
             The rotated query, a new tensor.
         """
-        weights: tuple[Tensor | None, Tensor | None, float] = (None, None, 0.0)
+        query_weight = key_weight = None
+        eps = 0.0
         if norms is not None:
-            weights = norms[0].weight, norms[1].weight, norms[0].eps
+            query_weight, key_weight, eps = norms[0].weight, norms[1].weight, norms[0].eps
         return rope_and_write_kv(
-            positions, query, key, value, self.cos_sin, *cache, slot_mapping, *weights, kernel=self.kernel
+            positions,
+            query,
+            key,
+            value,
+            self.cos_sin,
+            *cache,
+            slot_mapping,
+            query_weight,
+            key_weight,
+            eps,
+            kernel=self.kernel,
         )
 
 

@@ -7,6 +7,10 @@ from torch import Tensor
 
 from tokenspeed_kernel.ops.activation import reference
 from tokenspeed_kernel.registry import Kernel, select
+from tokenspeed_kernel.triton_language import AVAILABLE
+
+if AVAILABLE:
+    from tokenspeed_kernel.ops.activation import triton as _triton  # noqa: F401
 
 __all__ = ["plan_silu_and_mul", "reference", "silu_and_mul"]
 

@@ -11,6 +11,11 @@ from torch import Tensor
 
 from tokenspeed_kernel.ops.attention import reference, trimmed
 from tokenspeed_kernel.registry import Kernel, select
+from tokenspeed_kernel.triton_language import AVAILABLE
+
+if AVAILABLE:
+    from tokenspeed_kernel.ops.attention import triton_decode as _triton_decode  # noqa: F401
+    from tokenspeed_kernel.ops.attention import triton_extend as _triton_extend  # noqa: F401
 
 __all__ = [
     "decode_attention",

@@ -7,6 +7,10 @@ from torch import Tensor
 
 from tokenspeed_kernel.ops.embedding import reference
 from tokenspeed_kernel.registry import Kernel, select
+from tokenspeed_kernel.triton_language import AVAILABLE
+
+if AVAILABLE:
+    from tokenspeed_kernel.ops.embedding import triton as _triton  # noqa: F401
 
 __all__ = ["embedding", "plan_embedding", "reference"]
 

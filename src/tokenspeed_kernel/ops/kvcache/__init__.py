@@ -7,6 +7,10 @@ from torch import Tensor
 
 from tokenspeed_kernel.ops.kvcache import reference
 from tokenspeed_kernel.registry import Kernel, select
+from tokenspeed_kernel.triton_language import AVAILABLE
+
+if AVAILABLE:
+    from tokenspeed_kernel.ops.kvcache import triton as _triton  # noqa: F401
 
 __all__ = ["plan_write_kv", "reference", "write_kv"]
 

@@ -7,6 +7,10 @@ from torch import Tensor
 
 from tokenspeed_kernel.ops.rope import reference
 from tokenspeed_kernel.registry import Kernel, select
+from tokenspeed_kernel.triton_language import AVAILABLE
+
+if AVAILABLE:
+    from tokenspeed_kernel.ops.rope import triton as _triton  # noqa: F401
 
 __all__ = ["apply_rope", "plan_apply_rope", "plan_rope_and_write_kv", "reference", "rope_and_write_kv"]
 

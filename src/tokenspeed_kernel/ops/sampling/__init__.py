@@ -10,6 +10,10 @@ from torch import Tensor
 
 from tokenspeed_kernel.ops.sampling import cpu, noise, reference
 from tokenspeed_kernel.registry import Kernel, select
+from tokenspeed_kernel.triton_language import AVAILABLE
+
+if AVAILABLE:
+    from tokenspeed_kernel.ops.sampling import triton as _triton  # noqa: F401
 
 __all__ = ["cpu", "noise", "plan_sample", "reference", "sample"]
 

@@ -1,0 +1,194 @@
+"""Paged decode attention in Triton: the context of a sequence is split over programs, whose parts are merged.
+
+All query heads of one KV head go through one program, so that keys and values are read once. The grid depends on
+shapes only; how long a sequence is, a program reads on the device, and leaves early if its part is empty.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+
+PRIORITY = 10
+BLOCK_KV = 64
+"""Positions of one step of the loop."""
+PROGRAMS = 528
+"""Programs that fill a GPU: four on each of the 132 processors of a Hopper."""
+MOST_SPLITS = 32
+
+
+@register_kernel("attention", "decode", solution="triton", priority=PRIORITY, devices=DEVICES)
+def decode(
+    query: Tensor, key_pool: Tensor, value_pool: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
+) -> Tensor:
+    query = query if query.stride(2) == 1 else query.contiguous()
+    seqs, heads, head_dim = query.shape
+    block_size, kv_heads = key_pool.shape[1:3]
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if not out.numel():
+        return out
+    splits = count_splits(seqs * kv_heads, block_tables.shape[1] * block_size)
+    parts, sums = out, out
+    if splits > 1:
+        parts = torch.empty(seqs, heads, splits, head_dim, dtype=torch.float32, device=query.device)
+        sums = torch.empty(seqs, heads, splits, dtype=torch.float32, device=query.device)
+    group = heads // kv_heads
+    block_dim = triton.next_power_of_2(max(head_dim, 16))
+    decode_kernel[(seqs, kv_heads, splits)](
+        query,
+        key_pool,
+        value_pool,
+        block_tables,
+        seq_lens,
+        out,
+        parts,
+        sums,
+        scale * 1.4426950408889634,
+        block_size,
+        *query.stride()[:2],
+        *key_pool.stride()[:3],
+        *value_pool.stride()[:3],
+        block_tables.stride(0),
+        GROUP=group,
+        ROWS=max(triton.next_power_of_2(group), 16),
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=block_dim,
+        BLOCK_KV=BLOCK_KV,
+        SPLITS=splits,
+        num_warps=4,
+        num_stages=3,
+    )
+    if splits > 1:
+        merge_kernel[(seqs, heads)](
+            parts,
+            sums,
+            seq_lens,
+            out,
+            HEAD_DIM=head_dim,
+            BLOCK_DIM=block_dim,
+            BLOCK_KV=BLOCK_KV,
+            SPLITS=splits,
+            BLOCK_SPLITS=triton.next_power_of_2(splits),
+            num_warps=2,
+        )
+    return out
+
+
+def count_splits(programs: int, max_context: int) -> int:
+    """Parts of a context such that all programs fill the GPU, and no part is shorter than one step of the loop."""
+    wanted = max(1, PROGRAMS // programs)
+    return min(wanted, MOST_SPLITS, max(1, -(-max_context // BLOCK_KV)))
+
+
+@triton.jit
+def decode_kernel(
+    query,
+    key_pool,
+    value_pool,
+    block_tables,
+    seq_lens,
+    out,
+    parts,
+    sums,
+    scale,
+    block_size,
+    query_seq,
+    query_head,
+    key_block,
+    key_slot,
+    key_head,
+    value_block,
+    value_slot,
+    value_head,
+    table_stride,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    seq = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    length = tl.load(seq_lens + seq)
+    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_KV) * BLOCK_KV
+    begin = split * share
+    end = tl.minimum(begin + share, length)
+    # An empty part is not read by the merge. Without a merge a row of padding gets zeros.
+    if SPLITS > 1 and begin >= end:
+        return
+    member = tl.arange(0, ROWS)
+    head = kv_head * GROUP + member
+    column = tl.arange(0, BLOCK_DIM)
+    inside = column < HEAD_DIM
+    row_inside = (member < GROUP)[:, None] & inside[None, :]
+    source = query + seq * query_seq + head[:, None] * query_head + column[None, :]
+    q = tl.load(source, mask=row_inside, other=0.0)
+    table = block_tables + seq * table_stride
+    keys = key_pool + kv_head * key_head + column[:, None]
+    values = value_pool + kv_head * value_head + column[None, :]
+    most = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mean = tl.zeros([ROWS, BLOCK_DIM], tl.float32)
+    for first in range(begin, end, BLOCK_KV):
+        position = first + tl.arange(0, BLOCK_KV)
+        seen = position < end
+        block = tl.load(table + position // block_size, mask=seen, other=0).to(tl.int64)
+        slot = position % block_size
+        k = tl.load(
+            keys + (block * key_block + slot * key_slot)[None, :], mask=inside[:, None] & seen[None, :], other=0.0
+        )
+        score = tl.dot(q, k, input_precision="ieee") * scale
+        score = tl.where(seen[None, :], score, -float("inf"))
+        higher = tl.maximum(most, tl.max(score, axis=1))
+        weight = tl.exp2(score - higher[:, None])
+        fade = tl.exp2(most - higher)
+        v = tl.load(
+            values + (block * value_block + slot * value_slot)[:, None], mask=seen[:, None] & inside[None, :], other=0.0
+        )
+        mean = tl.dot(weight.to(v.dtype), v, mean * fade[:, None], input_precision="ieee")
+        total = total * fade + tl.sum(weight, axis=1)
+        most = higher
+    if SPLITS == 1:
+        mean = mean / tl.where(total > 0, total, 1.0)[:, None]
+        place = out + (seq * tl.num_programs(1) * GROUP + head[:, None]) * HEAD_DIM + column[None, :]
+        tl.store(place, mean.to(q.dtype), mask=row_inside)
+    else:
+        part = (seq * tl.num_programs(1) * GROUP + head) * SPLITS + split
+        tl.store(parts + part[:, None] * HEAD_DIM + column[None, :], mean / total[:, None], mask=row_inside)
+        tl.store(sums + part, most + tl.log2(total), mask=member < GROUP)
+
+
+@triton.jit
+def merge_kernel(
+    parts,
+    sums,
+    seq_lens,
+    out,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+):
+    """Average the parts of one sequence and head, weighted by the sums of their softmax."""
+    seq = tl.program_id(0).to(tl.int64)
+    row = seq * tl.num_programs(1) + tl.program_id(1)
+    length = tl.load(seq_lens + seq)
+    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_KV) * BLOCK_KV
+    split = tl.arange(0, BLOCK_SPLITS)
+    filled = split * share < length
+    filled = filled & (split < SPLITS)
+    column = tl.arange(0, BLOCK_DIM)
+    inside = column < HEAD_DIM
+    log = tl.load(sums + row * SPLITS + split, mask=filled, other=-float("inf"))
+    weight = tl.exp2(log - tl.maximum(tl.max(log, axis=0), -1e30))
+    total = tl.sum(weight, axis=0)
+    source = parts + (row * SPLITS + split[:, None]) * HEAD_DIM + column[None, :]
+    part = tl.load(source, mask=filled[:, None] & inside[None, :], other=0.0)
+    mean = tl.sum(part * weight[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + row * HEAD_DIM + column, mean.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,70 @@
+"""Writing to the paged KV cache in Triton: one program a token and head."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+
+PRIORITY = 10
+
+
+@register_kernel("kvcache", "write_kv", solution="triton", priority=PRIORITY, devices=DEVICES)
+def write_kv(key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, slot_mapping: Tensor) -> None:
+    key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (key, value))
+    tokens, heads, head_dim = key.shape
+    if not key.numel():
+        return
+    write_kv_kernel[(tokens, heads)](
+        key,
+        value,
+        key_pool,
+        value_pool,
+        slot_mapping,
+        slot_mapping.stride(0),
+        *key.stride()[:2],
+        *value.stride()[:2],
+        key_pool.shape[1],
+        *key_pool.stride()[:3],
+        *value_pool.stride()[:3],
+        HEAD_DIM=head_dim,
+        BLOCK=triton.next_power_of_2(head_dim),
+        num_warps=1,
+    )
+
+
+@triton.jit
+def write_kv_kernel(
+    key,
+    value,
+    key_pool,
+    value_pool,
+    slots,
+    slots_stride,
+    key_token,
+    key_head,
+    value_token,
+    value_head,
+    block_size,
+    key_pool_block,
+    key_pool_slot,
+    key_pool_head,
+    value_pool_block,
+    value_pool_slot,
+    value_pool_head,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    slot = tl.load(slots + token * slots_stride)
+    block, offset = slot // block_size, slot % block_size
+    column = tl.arange(0, BLOCK)
+    inside = column < HEAD_DIM
+    source = tl.load(key + token * key_token + head * key_head + column, mask=inside)
+    place = key_pool + block * key_pool_block + offset * key_pool_slot + head * key_pool_head
+    tl.store(place + column, source, mask=inside)
+    source = tl.load(value + token * value_token + head * value_head + column, mask=inside)
+    place = value_pool + block * value_pool_block + offset * value_pool_slot + head * value_pool_head
+    tl.store(place + column, source, mask=inside)

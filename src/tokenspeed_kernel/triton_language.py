@@ -1,0 +1,39 @@
+"""The one place that imports Triton; kernels are written with the `triton` and `tl` of this module.
+
+Triton is optional. Where `AVAILABLE` is False no Triton solution is registered, and `why_not` says why.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Any
+
+import torch
+
+FORCE = "TOKENSPEED_TRITON"
+"""Environment variable; 1 registers Triton's solutions on a machine without CUDA too, to list or compile them."""
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether kernels run on CPU tensors, one program after another."""
+
+INSTALLED = importlib.util.find_spec("triton") is not None
+
+# A torch without CUDA cannot run a kernel, and importing Triton takes half a second.
+AVAILABLE = INSTALLED and (torch.version.cuda is not None or INTERPRETED or os.environ.get(FORCE) == "1")
+
+DEVICES = ("cpu",) if INTERPRETED else ("cuda",)
+"""Device types that Triton's solutions run on."""
+
+triton: Any = importlib.import_module("triton") if AVAILABLE else None
+tl: Any = importlib.import_module("triton.language") if AVAILABLE else None
+
+
+def why_not() -> str:
+    """Why there are no Triton solutions, or nothing."""
+    if AVAILABLE:
+        return ""
+    if not INSTALLED:
+        return "Triton is not installed, so that only torch's kernels run; pip install 'tokenspeed[gpu]'"
+    return "this torch is built without CUDA, so that Triton's kernels are left out"

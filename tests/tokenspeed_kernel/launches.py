@@ -1,0 +1,60 @@
+"""One call of every Triton solution with the sizes of real models, which decide how a kernel is specialised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import tokenspeed_kernel.ops  # noqa: F401
+from tokenspeed_kernel.registry import REGISTRY
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, BLOCK_SIZE, BLOCKS = 4096, 32, 8, 128, 1024, 16, 12
+
+
+def launch_all(device: torch.device, dtype: torch.dtype, wanted: Callable[[str], bool]) -> None:
+    """Call each solution; its results are not looked at."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device).to(dtype)
+
+    def index(*values: int, kind: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=kind, device=device)
+
+    def call(name: str, *arguments: object) -> None:
+        if wanted(name):
+            REGISTRY.get(f"{name}.triton").function(*arguments)
+
+    tokens = 4
+    x = random(tokens, HIDDEN)
+    call("norm.rms_norm", x, random(HIDDEN), 1e-6)
+    call("norm.add_rms_norm", x, x, random(HIDDEN), 1e-6)
+    call("activation.silu_and_mul", random(tokens, 2 * MLP))
+    call("embedding.embedding", index(1, 2, 3), random(10, HIDDEN), 0)
+    for head_dim, group in ((HEAD_DIM, HEADS // KV_HEADS), (64, 3)):
+        heads = KV_HEADS * group
+        query, key, value = random(tokens, heads + 2 * KV_HEADS, head_dim).split((heads, KV_HEADS, KV_HEADS), 1)
+        pools = random(BLOCKS, BLOCK_SIZE, KV_HEADS, head_dim), random(BLOCKS, BLOCK_SIZE, KV_HEADS, head_dim)
+        slots, positions = torch.arange(tokens, device=device), torch.arange(tokens, device=device)
+        cos_sin = torch.randn(64, head_dim, device=device)
+        call("kvcache.write_kv", key, value, *pools, slots)
+        norms = random(head_dim), random(head_dim), 1e-6
+        for weights in (norms, (None, None, 0.0)):
+            call("rope.rope_and_write_kv", positions, query, key, value, cos_sin, *pools, slots, *weights)
+        tables = torch.zeros(tokens, BLOCKS, dtype=torch.int32, device=device)
+        lengths = torch.full((tokens,), 40, dtype=torch.int32, device=device)
+        call("attention.decode", query, *pools, tables, lengths, 0.1)
+        many = random(200, heads, head_dim)
+        few = tables[:1].expand(200, -1), lengths[:1].expand(200)
+        call("attention.decode", many, *pools, *few, 0.1)
+        starts = index(0, 1, 2, 3, 4, kind=torch.int32)
+        call("attention.extend", query, *pools, tables, lengths, starts, 1, 0.1)
+        call("attention.extend", many, *pools, tables[:1], lengths[:1], index(0, 200, kind=torch.int32), 200, 0.1)
+    if dtype == torch.float32:
+        rows = 2
+        floats = torch.ones(rows, device=device)
+        counts = torch.ones(rows, dtype=torch.int64, device=device)
+        call(
+            "sampling.sample", torch.randn(rows, 151936, device=device), floats, counts, floats, floats, counts, counts
+        )
