@@ -98,6 +98,11 @@ class SchedulerOptions:
 
     max_num_seqs: int = option(256, "requests that may run at once", aliases=("--max-running-requests",), metavar="N")
     max_num_batched_tokens: int = option(2048, "tokens of one step, prefill and decode together", metavar="TOKENS")
+    max_queued_requests: int | None = option(
+        None,
+        "requests that may wait beyond the --max-num-seqs that run; more get status 429 (default: no limit)",
+        metavar="N",
+    )
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,9 @@ class ServeOptions:
         None, "key that clients of the public address must send as bearer token", metavar="KEY"
     )
     enable_rl: bool = option(False, "serve the /v1/rl control routes (--allow-reload-forward implies it)")
+    report_generation: bool = option(
+        False, "tell the number of the reload that computed an answer with its weight version, as in default+g3"
+    )
     drain_timeout: float = option(30.0, "seconds that running requests get to finish at a stop", metavar="SECONDS")
     log_level: str = option("info", "least severe message to print", choices=("debug", "info", "warning", "error"))
 
@@ -209,6 +217,8 @@ def validate(config: Config) -> None:
     """
     _between("--max-num-seqs", config.scheduler.max_num_seqs, 1, MOST_SEQS)
     _between("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1, MOST_BATCHED_TOKENS)
+    if config.scheduler.max_queued_requests is not None:
+        _at_least("--max-queued-requests", config.scheduler.max_queued_requests, 0)
     _at_least("--block-size", config.cache.block_size, 1)
     _at_least("--tensor-parallel-size", config.parallel.tensor_parallel_size, 1)
     # One token of prompt and one of answer.

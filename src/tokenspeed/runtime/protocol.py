@@ -160,6 +160,10 @@ class Loads(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 0
     """Tokens of all these, prefill and decode together."""
     paused: bool = False
+    generation: int = 0
+    """Number of the forward code that computes."""
+    weight_version: str = FIRST_WEIGHT_VERSION
+    """Version of the weights that it computes with."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,6 +274,23 @@ class Failed(Message, frozen=True):
 
 
 ToFront = Starting | Ready | Admitted | Outputs | CallReply | ReloadStatus | Failed
+
+
+# ---- what both sides work out alike ----
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of answer `index` of a request for several, signed 64 bits; answer 0 has the request's own.
+
+    Each is a SplitMix64 output (Steele, Lea and Flood, 2014), so that neighbouring seeds share no answers.
+    """
+    bits = seed % 2**64
+    if index:
+        bits = (bits + index * 0x9E3779B97F4A7C15) % 2**64
+        bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB % 2**64
+        bits ^= bits >> 31
+    return bits - 2**64 if bits >> 63 else bits
 
 
 # ---- bodies that both sides build ----

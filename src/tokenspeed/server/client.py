@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,9 @@ from tokenspeed.runtime.protocol import (
     ToEngine,
     ToFront,
 )
-from tokenspeed.server.errors import EngineLost, EngineUnavailable
+from tokenspeed.server.errors import EngineLost, EngineUnavailable, QueueFull
 from tokenspeed.server.journal import Entry, Journal
 from tokenspeed.server.metrics import Metrics, Timing
-from tokenspeed.server.stops import StopWatcher
 from tokenspeed.server.streams import TokenStream
 
 log = logging.getLogger(__name__)
@@ -54,6 +53,9 @@ LONGEST_SOCKET_PATH = 107
 class EngineClient:
     """One engine as the rest of the front sees it.
 
+    At most `most_open` answers are owed at a time. With `report_generation` the weight version of an answer names
+    the generation of the forward code too.
+
     `on_starting` and `on_reload_status` are called with each such message, `on_lost` once, when a rank
     reports that it cannot go on.
     """
@@ -63,6 +65,8 @@ class EngineClient:
         run_dir: Path,
         metrics: Metrics,
         *,
+        most_open: int | None = None,
+        report_generation: bool = False,
         on_starting: Callable[[Starting], None],
         on_reload_status: Callable[[ReloadStatus], None],
         on_lost: Callable[[EngineLost], None],
@@ -72,6 +76,8 @@ class EngineClient:
         self.loads = Loads()
         self._run_dir = run_dir
         self._metrics = metrics
+        self._most_open = most_open
+        self._report_generation = report_generation
         self._on_starting = on_starting
         self._on_reload_status = on_reload_status
         self._on_lost = on_lost
@@ -119,20 +125,37 @@ class EngineClient:
 
     # ---- requests ----
 
-    def submit(self, entry: Entry, watcher: StopWatcher | None) -> TokenStream:
-        """Journal a request and pass it on.
+    @property
+    def weight_version(self) -> str:
+        """Of what computes now, as replies tell it."""
+        loads = self.loads
+        return f"{loads.weight_version}+g{loads.generation}" if self._report_generation else loads.weight_version
+
+    def submit(self, entries: Sequence[Entry], streams: Sequence[TokenStream]) -> None:
+        """Journal the answers that a request wants and pass them on; each comes through the stream of its place.
 
         Raises:
             EngineUnavailable: when the engine is starting, stopping or lost.
+            QueueFull: when there is no room for all of them.
         """
         self.check_open()
-        self.journal.accept(entry)
+        if self._most_open is not None and len(self.journal) + len(entries) > self._most_open:
+            raise QueueFull(
+                f"the server has {len(self.journal)} open requests and takes {self._most_open}; try again later"
+            )
         self._quiet.clear()
-        stream = TokenStream(watcher)
-        timing = Timing(time.monotonic(), len(entry.prompt), entry.sampling.max_new_tokens)
-        self._streams[entry.request_id] = stream, timing
-        self._send(Submit(request_id=entry.request_id, prompt=entry.prompt, sampling=entry.sampling))
-        return stream
+        for entry, stream in zip(entries, streams, strict=True):
+            self.journal.accept(entry)
+            timing = Timing(time.monotonic(), len(entry.prompt), entry.sampling.max_new_tokens)
+            self._streams[entry.request_id] = stream, timing
+            self._send(
+                Submit(
+                    request_id=entry.request_id,
+                    prompt=entry.prompt,
+                    sampling=entry.sampling,
+                    shares_prompt_with=entry.shares_prompt_with,
+                )
+            )
 
     def leave(self, request_id: str) -> None:
         """The client no longer waits: end the request in the engine, unless it has ended."""
@@ -201,9 +224,9 @@ class EngineClient:
     def _dispatch(self, message: ToFront) -> None:
         match message:
             case Outputs():
+                self._take_loads(message.loads)
                 for output in message.outputs:
                     self._take(output)
-                self._take_loads(message.loads)
             case Admitted():
                 now = time.monotonic()
                 for held in map(self._streams.get, message.request_ids):
@@ -228,8 +251,8 @@ class EngineClient:
         held = self._streams.get(output.request_id)
         if held is not None:
             stream, timing = held
-            step, now = stream.push(output), time.monotonic()
-            self.journal.record(output.request_id, step.token_ids, step.cached_tokens)
+            step, now = stream.push(output, self.weight_version), time.monotonic()
+            self.journal.record(output.request_id, step.token_ids, step.cached_tokens, step.logprobs)
             self._metrics.tokens(step.generated, timing, now)
             if step.finish_reason is not None:
                 del self._streams[output.request_id]

@@ -9,6 +9,10 @@ class UnsupportedCall(RequestError):
     """A call of the service that is not there at all."""
 
 
+class QueueFull(TokenSpeedError):
+    """More requests wait than --max-queued-requests permits; the same one may pass later."""
+
+
 class EngineUnavailable(TokenSpeedError):
     """The engine is starting, stopping or lost; nothing is wrong with the request itself."""
 

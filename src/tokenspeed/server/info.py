@@ -115,12 +115,10 @@ class Description:
         }
 
     def _sampling_defaults(self) -> str:
-        """The model's own defaults of what is served here: the gateway would send the others back."""
+        """The model's own defaults, which the gateway sends back where a client leaves them open."""
         own = self.engine.default_sampling
-        served: dict[str, float] = {name: own[name] for name in ("temperature", "top_p") if name in own}
-        if "top_k" in own:
-            served["top_k"] = int(own["top_k"])
-        return json.dumps(served) if served else ""
+        named = {name: int(value) if name == "top_k" else value for name, value in own.items()}
+        return json.dumps(named) if named else ""
 
     def _arguments(self) -> dict[str, Any]:
         """Named settings only, so that no secret of the configuration is told."""

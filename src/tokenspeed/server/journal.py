@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol import SamplingParams, TokenLogprobs
 
 
 @dataclass
 class Entry:
-    """One accepted request: what came in, and what the engine has produced for it so far."""
+    """One answer that the engine owes: what came in, and what the engine has produced for it so far."""
 
     request_id: str
     """The engine's own id, never used twice."""
@@ -18,7 +18,13 @@ class Entry:
     """The id that the client gave; clients may use one again."""
     prompt: list[int]
     sampling: SamplingParams
+    index: int = 0
+    """Which of the answers to its request this is; each has an entry."""
+    shares_prompt_with: str | None = None
+    """As in `Submit`."""
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Where asked for: one for each of `tokens`, and one for the stop token that ended the answer."""
     cached_tokens: int = 0
     abandoned: bool = False
     """Nobody waits for more: it is kept only until the engine says that it ended, and never resubmitted."""
@@ -39,11 +45,14 @@ class Journal:
         """Keep `entry` until `end`."""
         self._entries[entry.request_id] = entry
 
-    def record(self, request_id: str, tokens: list[int], cached_tokens: int) -> None:
+    def record(
+        self, request_id: str, tokens: list[int], cached_tokens: int, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> None:
         """Add what one step produced; ignored when the request is not open."""
         entry = self._entries.get(request_id)
         if entry is not None and not entry.abandoned:
             entry.tokens.extend(tokens)
+            entry.logprobs.extend(logprobs)
             entry.cached_tokens = max(entry.cached_tokens, cached_tokens)
 
     def abandon(self, request_id: str) -> bool:

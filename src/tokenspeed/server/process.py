@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tokenspeed.errors import ModelError, RequestError, TokenSpeedError
-from tokenspeed.runtime.config import Config
+from tokenspeed.runtime.config import Config, SchedulerOptions
 from tokenspeed.runtime.protocol import EngineInfo, Reload, Starting
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.control import ControlApp, ControlServer
@@ -24,6 +24,7 @@ from tokenspeed.server.info import Description
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.ranks import RANK_COMMAND, Ranks
 from tokenspeed.server.reloads import Body, ReloadRequest, Reloads
+from tokenspeed.server.requests import Intake
 from tokenspeed.server.service import GrpcServer, SchedulerServicer
 from tokenspeed.server.status import StatusPipe
 from tokenspeed.server.stops import TokenizerFile
@@ -76,6 +77,8 @@ class Front:
         self._client = EngineClient(
             self._run_dir,
             metrics,
+            most_open=most_open(config.scheduler),
+            report_generation=config.serve.report_generation,
             on_starting=self._on_starting,
             on_reload_status=self._reloads.take,
             on_lost=self._on_lost,
@@ -118,7 +121,8 @@ class Front:
         info: EngineInfo = self._client.info.result()
         self._description = Description(self._config, info, self._control_url)
         tokenizer_file = TokenizerFile(info.tokenizer_path)
-        self._scheduler.open(self._description, self._config.model.seed, tokenizer_file)
+        intake = Intake(info, self._config.model.seed, most_open(self._config.scheduler))
+        self._scheduler.open(self._description, intake, tokenizer_file)
         await self._grpc.set_serving(True)
         self._status.send(
             "ready",
@@ -219,6 +223,11 @@ class Front:
         if self._description is None:
             return {"state": "starting", "server_args": {"rl.control_url": self._control_url}}
         return self._description.as_json(self._client.loads, self._reloads.generation)
+
+
+def most_open(options: SchedulerOptions) -> int | None:
+    """How many answers may be owed at a time: those that run and those that may wait."""
+    return None if options.max_queued_requests is None else options.max_num_seqs + options.max_queued_requests
 
 
 def report(status: StatusPipe, error: TokenSpeedError) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -15,12 +16,13 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 from tokenspeed.errors import RequestError, TokenSpeedError
 from tokenspeed.runtime.protocol import FlushCache
 from tokenspeed.server.client import EngineClient
-from tokenspeed.server.errors import EngineUnavailable, UnsupportedCall
+from tokenspeed.server.errors import EngineUnavailable, QueueFull, UnsupportedCall
 from tokenspeed.server.info import Description
 from tokenspeed.server.journal import Entry
+from tokenspeed.server.replies import responses
 from tokenspeed.server.requests import Accepted, Intake
 from tokenspeed.server.stops import StopWatcher, TokenizerFile
-from tokenspeed.server.streams import TokenStream, Update
+from tokenspeed.server.streams import TokenStream
 
 SERVICE_NAME = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
 
@@ -47,37 +49,46 @@ class SchedulerServicer(rpc.TokenSpeedSchedulerServicer):
         self._numbers = itertools.count(1)
         self._ready: tuple[Description, Intake, TokenizerFile] | None = None
 
-    def open(self, description: Description, seed: int, tokenizer_file: TokenizerFile) -> None:
-        self._ready = description, Intake(description.engine, seed), tokenizer_file
+    def open(self, description: Description, intake: Intake, tokenizer_file: TokenizerFile) -> None:
+        self._ready = description, intake, tokenizer_file
 
     # ---- generation ----
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateResponse]:
+        entries: list[Entry] = []
         try:
-            accepted, entry, stream = await self._submit(request)
-        except TokenSpeedError as error:
-            await _refuse(context, error)
-        try:
-            async for response in _responses(accepted, entry, stream):
+            _, intake, tokenizer_file = self._engine()
+            accepted = intake.accept(request)
+            news = asyncio.Event()
+            watchers = await _stop_watchers(accepted, tokenizer_file)
+            streams = [TokenStream(watcher, news) for watcher in watchers]
+            entries = self._entries(accepted)
+            self._client.submit(entries, streams)
+            async for response in responses(accepted, entries, streams, news):
                 yield response
         except TokenSpeedError as error:
             await _refuse(context, error)
         finally:
             # Reached as well when the client goes away: the engine must not go on for nobody.
-            self._client.leave(entry.request_id)
+            for entry in entries:
+                self._client.leave(entry.request_id)
 
-    async def _submit(self, request: pb.GenerateRequest) -> tuple[Accepted, Entry, TokenStream]:
-        _, intake, tokenizer_file = self._engine()
-        accepted = intake.accept(request)
-        watcher = None
-        if accepted.stop:
-            tokenizer = await tokenizer_file.load()
-            watcher = StopWatcher(tokenizer, accepted.stop, skip_special_tokens=accepted.skip_special_tokens)
-        engine_id = f"{accepted.request_id}-{next(self._numbers)}"
-        entry = Entry(engine_id, accepted.request_id, accepted.prompt, accepted.sampling)
-        return accepted, entry, self._client.submit(entry, watcher)
+    def _entries(self, accepted: Accepted) -> list[Entry]:
+        """One for each answer. The first computes the prompt, and the others find it in the prefix cache."""
+        ids = [f"{accepted.request_id}-{next(self._numbers)}" for _ in accepted.answers]
+        return [
+            Entry(
+                engine_id,
+                accepted.request_id,
+                accepted.prompt,
+                sampling,
+                index=index,
+                shares_prompt_with=ids[0] if index else None,
+            )
+            for index, (engine_id, sampling) in enumerate(zip(ids, accepted.answers, strict=True))
+        ]
 
     async def Abort(self, request: pb.AbortRequest, _: grpc.aio.ServicerContext) -> pb.AbortResponse:
         known = self._client.abort(request.request_id)
@@ -177,48 +188,20 @@ class GrpcServer:
         await self._server.stop(grace)
 
 
-async def _responses(accepted: Accepted, entry: Entry, stream: TokenStream) -> AsyncIterator[pb.GenerateResponse]:
-    """Chunks when the client streams, then the whole. A stop token counts, but is sent only on request."""
-    prompt_tokens, sent = len(accepted.prompt), 0
-    while True:
-        update = await stream.next()
-        if update.finish_reason == "error":
-            raise TokenSpeedError(update.error or "the engine could not go on with this request")
-        new = list(update.token_ids)
-        if update.matched_token is not None and accepted.keep_stop_token:
-            new.append(update.matched_token)
-        sent += update.generated
-        if accepted.stream and new:
-            chunk = pb.GenerateStreamChunk(
-                token_ids=new,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=sent,
-                cached_tokens=entry.cached_tokens,
-            )
-            yield pb.GenerateResponse(request_id=accepted.request_id, chunk=chunk)
-        if update.finish_reason is not None:
-            complete = _complete(accepted, entry, update, sent)
-            yield pb.GenerateResponse(request_id=accepted.request_id, complete=complete)
-            return
-
-
-def _complete(accepted: Accepted, entry: Entry, last: Update, completion_tokens: int) -> pb.GenerateComplete:
-    output_ids = list(entry.tokens)
-    matched: dict[str, Any] = {}
-    if last.matched_token is not None:
-        matched["matched_token_id"] = last.matched_token
-        if accepted.keep_stop_token:
-            output_ids.append(last.matched_token)
-    if last.matched_string is not None:
-        matched["matched_stop_str"] = last.matched_string
-    return pb.GenerateComplete(
-        output_ids=output_ids,
-        finish_reason=last.finish_reason,
-        prompt_tokens=len(accepted.prompt),
-        completion_tokens=completion_tokens,
-        cached_tokens=entry.cached_tokens,
-        **matched,
-    )
+async def _stop_watchers(accepted: Accepted, file: TokenizerFile) -> list[StopWatcher | None]:
+    """One for each answer; None where the request has no stop strings."""
+    if not accepted.stop:
+        return [None] * len(accepted.answers)
+    tokenizer = await file.load()
+    return [
+        StopWatcher(
+            tokenizer,
+            accepted.stop,
+            skip_special_tokens=accepted.skip_special_tokens,
+            not_before=sampling.min_new_tokens,
+        )
+        for sampling in accepted.answers
+    ]
 
 
 async def _refuse(context: grpc.aio.ServicerContext, error: TokenSpeedError) -> NoReturn:
@@ -228,6 +211,8 @@ async def _refuse(context: grpc.aio.ServicerContext, error: TokenSpeedError) -> 
             code = grpc.StatusCode.UNIMPLEMENTED
         case RequestError():
             code = grpc.StatusCode.INVALID_ARGUMENT
+        case QueueFull():
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
         case EngineUnavailable():
             code = grpc.StatusCode.UNAVAILABLE
         case _:

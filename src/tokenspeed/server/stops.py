@@ -44,9 +44,11 @@ class TokenizerFile:
 
 
 class StopWatcher:
-    """Looks for the first of some strings in the text of a growing answer."""
+    """Looks for the first of some strings in the text of a growing answer, whose first `not_before` tokens end none."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: tuple[str, ...], *, skip_special_tokens: bool, not_before: int = 0
+    ) -> None:
         from tokenizers.decoders import DecodeStream
 
         self._tokenizer = tokenizer
@@ -54,18 +56,23 @@ class StopWatcher:
         self._decoder = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._overlap = max(map(len, stops)) - 1
         self._tail = ""
+        self._spared = not_before
 
     def feed(self, token_id: int) -> str | None:
         """Take the next token; the stop string that it completes, or None.
 
         Where one token completes several, the one that starts first in the text wins.
         """
+        spared, self._spared = self._spared > 0, max(0, self._spared - 1)
         text = self._decoder.step(self._tokenizer, token_id)
         if not text:
             return None
         seen = self._tail + text
-        found = [(seen.find(stop), stop) for stop in self._stops if stop in seen]
-        if found:
-            return min(found, key=lambda match: match[0])[1]
+        if not spared:
+            # What is found has to end in the new text: a spared token may have completed a stop string before.
+            places = [(seen.find(stop, max(0, len(self._tail) - len(stop) + 1)), stop) for stop in self._stops]
+            found = [(place, stop) for place, stop in places if place >= 0]
+            if found:
+                return min(found, key=lambda match: match[0])[1]
         self._tail = seen[-self._overlap :] if self._overlap else ""
         return None

@@ -1,12 +1,13 @@
-"""The answer to one request on its way from the engine to the client."""
+"""The answers to one request on their way from the engine to the client."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from tokenspeed.errors import TokenSpeedError
-from tokenspeed.runtime.protocol import FinishReason, RequestOutput
+from tokenspeed.runtime.protocol import FinishReason, RequestOutput, TokenLogprobs
 from tokenspeed.server.stops import StopWatcher
 
 
@@ -20,6 +21,10 @@ class Update:
     matched_token: int | None = None
     matched_string: str | None = None
     error: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Where asked for: one for each of `token_ids`, then one for `matched_token` if there is one."""
+    weight_version: str = ""
+    """What computed the last of these tokens."""
 
     @property
     def generated(self) -> int:
@@ -28,31 +33,37 @@ class Update:
 
 
 class TokenStream:
-    """A one-reader queue whose waiting items melt into one, so that it never holds more than the answer."""
+    """One answer: a queue whose waiting items melt into one, so that it never holds more than the answer.
 
-    def __init__(self, watcher: StopWatcher | None = None) -> None:
+    `news` is set when there is something to take; answers that have one reader share it.
+    """
+
+    def __init__(self, watcher: StopWatcher | None = None, news: asyncio.Event | None = None) -> None:
         self._watcher = watcher
-        self._pending = Update()
-        self._news = asyncio.Event()
+        self._pending: Update | None = None
+        self._news = news or asyncio.Event()
         self._failure: TokenSpeedError | None = None
 
-    def push(self, output: RequestOutput) -> Update:
+    def push(self, output: RequestOutput, weight_version: str = "") -> Update:
         """Add what one step produced, up to and including the token that completes a stop string.
 
         Returns what this step added. When it has a `matched_string` the engine does not know yet that
         the request is over.
         """
         step = Update(output.token_ids, output.cached_tokens, output.finish_reason, output.matched_stop)
-        step.error = output.error
+        step.error, step.weight_version = output.error, weight_version
+        step.logprobs = output.logprobs
         if self._watcher is not None:
             self._cut(step, self._watcher)
-        pending = self._pending
+        pending = self._pending = self._pending or Update()
         pending.token_ids.extend(step.token_ids)
+        pending.logprobs.extend(step.logprobs)
         pending.cached_tokens = max(pending.cached_tokens, step.cached_tokens)
         pending.finish_reason = step.finish_reason
         pending.matched_token = step.matched_token
         pending.matched_string = step.matched_string
         pending.error = step.error
+        pending.weight_version = step.weight_version
         self._news.set()
         return step
 
@@ -61,13 +72,15 @@ class TokenStream:
         self._failure = error
         self._news.set()
 
-    async def next(self) -> Update:
-        """Wait for more and take all of it."""
-        await self._news.wait()
+    def take(self) -> Update | None:
+        """All that has come, or None.
+
+        Raises:
+            TokenSpeedError: what `fail` was given.
+        """
         if self._failure is not None:
             raise self._failure
-        self._news.clear()
-        update, self._pending = self._pending, Update()
+        update, self._pending = self._pending, None
         return update
 
     @staticmethod
@@ -76,7 +89,26 @@ class TokenStream:
             matched = watcher.feed(token_id)
             if matched is not None:
                 step.token_ids = step.token_ids[: index + 1]
+                step.logprobs = step.logprobs[: index + 1]
                 step.finish_reason = "stop"
                 step.matched_string = matched
                 step.matched_token = None
                 return
+
+
+async def updates(streams: Sequence[TokenStream], news: asyncio.Event) -> AsyncIterator[tuple[int, Update]]:
+    """(index, what has come for that answer) until all have ended; `news` is the one that the streams share.
+
+    Raises:
+        TokenSpeedError: of the first stream that fails.
+    """
+    unfinished = set(range(len(streams)))
+    while unfinished:
+        await news.wait()
+        news.clear()
+        for index in sorted(unfinished):
+            update = streams[index].take()
+            if update is not None:
+                if update.finish_reason is not None:
+                    unfinished.remove(index)
+                yield index, update

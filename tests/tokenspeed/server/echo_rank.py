@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -36,6 +37,7 @@ from tokenspeed.runtime.protocol import (
     Submit,
     ToEngine,
     ToFront,
+    TokenLogprobs,
 )
 
 EOS = 257
@@ -162,13 +164,13 @@ class EchoEngine:
         request.produced += 1
         stops = sampling.stop_token_ids if sampling.ignore_eos else (*sampling.stop_token_ids, EOS)
         finish: FinishReason | None = "length" if request.produced >= sampling.max_new_tokens else None
+        fields: dict[str, Any] = {"token_ids": [token], "finish_reason": finish, "cached_tokens": 2}
         if token in stops and request.produced > sampling.min_new_tokens:
-            return RequestOutput(
-                request_id=request.submit.request_id, token_ids=[], finish_reason="stop", matched_stop=token
-            )
-        return RequestOutput(
-            request_id=request.submit.request_id, token_ids=[token], finish_reason=finish, cached_tokens=2
-        )
+            fields = {"token_ids": [], "finish_reason": "stop", "matched_stop": token}
+        if sampling.logprobs is not None:
+            others = [(token + step) % 256 for step in range(sampling.logprobs)]
+            fields["logprobs"] = [TokenLogprobs(-0.25, others, [-0.25 - step for step in range(sampling.logprobs)])]
+        return RequestOutput(request_id=request.submit.request_id, **fields)
 
     def end(self, request_ids: list[str]) -> None:
         known = [name for name in request_ids if self.running.pop(name, None) is not None]
@@ -185,6 +187,7 @@ class EchoEngine:
             prefix_queried_tokens=10,
             prefix_hit_tokens=4,
             paused=self.paused,
+            generation=self.generation,
         )
 
     def reload(self, message: Reload) -> None:

@@ -116,9 +116,7 @@ def test_a_client_that_goes_away_ends_the_engine_s_request(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"frequency_penalty": 0.5}, "does not support frequency_penalty"),
-        ({"logprobs": True}, "does not support logprobs"),
-        ({"n": 2}, "does not support n above 1"),
+        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty must be between 0.01 and 100"),
         ({"extra_body": {"stop_token_ids": [5000]}}, "stop_token_ids has the token id 5000"),
         ({"response_format": {"type": "json_object"}}, "does not support structured output"),
     ],
@@ -134,6 +132,43 @@ def test_what_cannot_be_served_is_a_400_with_the_sentence(
 def test_empty_and_over_long_prompts_are_a_400(client: openai.OpenAI, prompt: str) -> None:
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="echo", prompt=prompt)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_several_answers_with_logprobs(client: openai.OpenAI, stream: bool) -> None:
+    options = {"n": 3, "logprobs": True, "top_logprobs": 2, "seed": 3, "max_tokens": 4}
+    texts, found = [""] * 3, [[], [], []]
+    if stream:
+        for chunk in chat(client, "hello", stream=True, **options):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+                found[choice.index] += choice.logprobs.content if choice.logprobs else []
+    else:
+        answer = chat(client, "hello", **options)
+        assert answer.system_fingerprint == "default"
+        for choice in answer.choices:
+            texts[choice.index] = choice.message.content
+            found[choice.index] = choice.logprobs.content
+    assert texts == ["hell"] * 3
+    for content in found:
+        assert [entry.token for entry in content] == list("hell")
+        assert [entry.logprob for entry in content] == [-0.25] * 4
+        assert [[top.logprob for top in entry.top_logprobs] for entry in content] == [[-0.25, -1.25]] * 4
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_logprobs_without_likeliest_tokens(client: openai.OpenAI, stream: bool) -> None:
+    answer = chat(client, "hello", logprobs=True, stream=stream)
+    choices = [chunk.choices[0] for chunk in answer if chunk.choices] if stream else answer.choices
+    content = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+    assert [entry.token for entry in content] == list("hello")
+    assert all(entry.top_logprobs == [] for entry in content)
+
+
+def test_logprobs_of_the_prompt_are_not_implemented(url: str) -> None:
+    body = {"model": "echo", "text": "hello", "return_logprob": True, "logprob_start_len": 0}
+    reply = httpx.post(f"{url}/generate", json=body)
+    assert (reply.status_code, "no field for log-probabilities of the prompt" in reply.text) == (501, True)
 
 
 def test_reloads_fan_out_to_the_control_app(url: str) -> None:

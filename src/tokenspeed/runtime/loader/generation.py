@@ -7,7 +7,13 @@ from typing import Any
 
 from tokenspeed.errors import ModelError
 
-_SAMPLING_RANGES = {"temperature": (0.0, float("inf")), "top_p": (0.0, 1.0), "top_k": (-1.0, float("inf"))}
+_SAMPLING_RANGES = {
+    "temperature": (0.0, float("inf")),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1.0, float("inf")),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+}
 
 
 def end_token_ids(generation: Mapping[str, Any]) -> tuple[int, ...]:
@@ -26,7 +32,7 @@ def end_token_ids(generation: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
-    """`temperature`, `top_p` and `top_k`, those that are given; a `top_k` of 0 is off, as -1 is.
+    """`temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty`, those given; a `top_k` of 0 is off, as -1 is.
 
     Raises:
         ModelError: for a value that cannot be used.

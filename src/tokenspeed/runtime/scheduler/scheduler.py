@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 import msgspec
 
 from tokenspeed.runtime.cache.manager import KVCacheManager
-from tokenspeed.runtime.protocol import FinishReason, Loads, RequestOutput, TokenLogprobs
+from tokenspeed.runtime.protocol import FIRST_WEIGHT_VERSION, FinishReason, Loads, RequestOutput, TokenLogprobs
 from tokenspeed.runtime.scheduler.batch import UNKNOWN_ID, Batch, BatchBuilder, Row, StepLogprobs
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.request import Request, RequestState
@@ -54,6 +54,8 @@ class Scheduler:
         self._steps = 0
         self._step_tokens = 0
         self._admitted: list[str] = []
+        self._generation = 0
+        self._weight_version = FIRST_WEIGHT_VERSION
 
     @property
     def max_len(self) -> int:
@@ -202,6 +204,7 @@ class Scheduler:
     def reseed_cache(self, generation: int, weight_version: str) -> None:
         """`flush_cache`, and seed the index with the generation and weight version that compute next."""
         self.cache.reseed(generation, weight_version)
+        self._generation, self._weight_version = generation, weight_version
 
     def loads(self, paused: bool) -> Loads:
         """What is held now. Preempted requests count as waiting, with all the tokens to prefill again."""
@@ -218,6 +221,8 @@ class Scheduler:
             steps=self._steps,
             step_tokens=self._step_tokens,
             paused=paused,
+            generation=self._generation,
+            weight_version=self._weight_version,
         )
 
     def _schedule_decodes(self, step: BatchBuilder) -> None:
