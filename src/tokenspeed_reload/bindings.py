@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
 from types import FunctionType, ModuleType
 from typing import Any
 
+from tokenspeed_reload.adapters.containers import CONTAINERS, merge_container
 from tokenspeed_reload.inputs import ModuleInputs
 from tokenspeed_reload.merge import Constant, Merge
-from tokenspeed_reload.undo import MISSING, DictContents, ListContents, SetContents
+from tokenspeed_reload.undo import MISSING
 from tokenspeed_reload.values import is_atom, same_value
-
-_MAPPINGS = (dict, OrderedDict, defaultdict)
-_CONTAINERS = (*_MAPPINGS, list, deque, set)
 
 
 def bind(module: ModuleInputs, namespace: dict[str, Any], old: dict[str, Any], merge: Merge) -> None:
     """Merge what the statements bound into what the names held before."""
     names = [n for s in module.statements() for n in s.reads.binds if n in namespace]
+    names += [n for n in sorted(module.cleared) if n in namespace]
     names += [n for n in namespace if n not in old]
     definitions = [n for n in names if _is_definition(module, n)]
     for name in dict.fromkeys([*definitions, *names]):
@@ -38,7 +36,7 @@ def _is_definition(module: ModuleInputs, name: str) -> bool:
 
 
 def _merge_definition(held: Any, value: Any, where: str, merge: Merge) -> Any:
-    if not _is_ours(held, merge):
+    if not merge.is_own(held):
         return merge.resolve(value)  # someone put another object in its place
     stays = merge.merge_definition(held, value, where)
     known = any(entry.old is held for entry in merge.replaced)
@@ -47,34 +45,24 @@ def _merge_definition(held: Any, value: Any, where: str, merge: Merge) -> Any:
     return stays
 
 
-def _is_ours(value: Any, merge: Merge, depth: int = 4) -> bool:
-    """True when a definition made `value`, directly or inside of what decorators put around it."""
-    if isinstance(value, type):
-        return value.__module__ in merge.inputs.modules
-    if type(value) is not FunctionType:
-        return True
-    if merge.is_old_code(value):
-        return True
-    inner = [value.__dict__.get("__wrapped__"), *(_contents(c) for c in value.__closure__ or ())]
-    return depth > 0 and any(type(v) is FunctionType and _is_ours(v, merge, depth - 1) for v in inner)
-
-
-def _contents(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
 def _merge_value(module: ModuleInputs, name: str, held: Any, value: Any, where: str, merge: Merge) -> Any:
     resolved = merge.resolve(value)
     if resolved is not value:
         return resolved
-    if _is_container_statement(module, name) and type(held) is type(value) and type(value) in _CONTAINERS:
+    if _is_container_statement(module, name) and type(held) is type(value) and type(value) in CONTAINERS:
         return merge_container(held, value, where, merge)
-    if isinstance(value, FunctionType | type) or _wraps_function(value):
+    if isinstance(value, FunctionType | type) or _wraps_function(value) or _is_own_instance(value, merge):
         return merge.merge(held, value, where)
+    if type(value) is tuple and type(held) is tuple and len(value) == len(held):
+        pairs = enumerate(zip(held, value, strict=True))
+        items = tuple(merge.merge(old, new, f"{where}[{i}]") for i, (old, new) in pairs)
+        return held if all(map(same_value, items, held)) else items
     return value
+
+
+def _is_own_instance(value: Any, merge: Merge) -> bool:
+    """True for an instance of a class that only modules of the reload or of the recorded packages define."""
+    return all(base.__module__ in merge.recorded for base in type(value).__mro__[:-1])
 
 
 def _wraps_function(value: Any) -> bool:
@@ -90,37 +78,6 @@ def _is_container_statement(module: ModuleInputs, name: str) -> bool:
         if any(s.kind != "value" for s in made):
             return False
     return True
-
-
-def merge_container(live: Any, new: Any, where: str, merge: Merge) -> Any:
-    """Give a live container the contents of a new one; functions and classes in it are updated in place."""
-    if id(live) in merge.new_of:
-        return new
-    merge.follow(live, new)
-    if isinstance(live, _MAPPINGS):
-        for key, value in new.items():
-            if is_atom(key) and key in live:
-                new[key] = merge.merge(live[key], value, f"{where}[{key!r}]")
-        if isinstance(live, defaultdict):
-            live.default_factory = new.default_factory
-        same = len(live) == len(new) and all(
-            same_value(a, b) and same_value(c, d) for (a, c), (b, d) in zip(live.items(), new.items(), strict=True)
-        )
-        record: Any = DictContents
-    elif isinstance(live, set):
-        same = len(live) == len(new) and all(is_atom(item) for item in live | new) and live == new
-        record = SetContents
-    else:
-        for index, (old, value) in enumerate(zip(list(live), list(new), strict=False)):
-            new[index] = merge.merge(old, value, f"{where}[{index}]")
-        same = len(live) == len(new) and all(map(same_value, live, new))
-        record = ListContents
-    if not same:
-        merge.log.once(record, live)
-        live.clear()
-        live.extend(new) if isinstance(live, list | deque) else live.update(new)
-        merge.touch(live, counts=bool(new))
-    return live
 
 
 def _settle(

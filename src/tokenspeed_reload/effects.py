@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -56,6 +56,16 @@ class Footprint:
         """Put the remembered contents of changed containers first in the log, so that they are undone last."""
         self.changed()
         log.insert_first([self._records[key] for key in self._written])
+
+    def drop_moved(self, live_of: Mapping[int, Any]) -> None:
+        """Take from changed dicts the entries of definitions that registered themselves under another key now."""
+        for record in self._records.values():
+            if not isinstance(record, DictContents) or not _differs(record):
+                continue
+            target, before = record.target, dict(record.held)
+            added = {id(live_of.get(id(v))) for k, v in target.items() if k not in before}
+            for key in [k for k, v in before.items() if id(v) in added and target.get(k) is v]:
+                del target[key]
 
     def without_repeats(self, live: set[int]) -> None:
         """Take from changed lists what was appended again although it had been there before."""

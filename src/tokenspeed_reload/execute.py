@@ -15,10 +15,10 @@ from tokenspeed_reload.undo import MISSING
 def execute(module: ModuleInputs, namespace: dict[str, Any]) -> None:
     """Run the statements of `module` that are due, in source order.
 
-    Names that the new version does not bind are gone while it runs, and so are those that it would read
-    before it binds them: code that a fresh interpreter refuses fails here too.
+    Names that the new version does not bind are gone while it runs, and so are those that it may no longer bind
+    or would read before it binds them: code that a fresh interpreter refuses fails here too.
     """
-    for name in module.removed:
+    for name in module.removed | module.cleared:
         namespace.pop(name, None)
     early = {name: namespace.pop(name) for name in _read_before_bound(module) if name in namespace}
     if module.old.has_docstring and not module.new.has_docstring:

@@ -27,12 +27,16 @@ class ModuleInputs:
         rebuilt: value names that are built anew.
         removed: names that the new version no longer binds.
         dropped: statements of the old version that the new one no longer has in this form.
+        unseen: names that statements of the old version bound without showing it in the syntax.
+        lost: attributes of module-level names that no statement sets any more, as (name, attribute).
+        cleared: names that are taken away before the statements run, which bind those of them that stay.
     """
 
     name: str
     old: Definitions
     new: Definitions
     namespace: Mapping[str, Any]
+    unseen: set[str] = field(default_factory=set)
     dirty: set[str] = field(default_factory=set)
     run: set[int] = field(default_factory=set)
     rebuilt: set[str] = field(default_factory=set)
@@ -42,6 +46,8 @@ class ModuleInputs:
     stars: list[str] = field(default_factory=list)
     added: set[int] = field(default_factory=set)
     value_names: set[str] = field(default_factory=set)
+    cleared: set[str] = field(default_factory=set)
+    lost: set[tuple[str, str]] = field(default_factory=set)
 
     def statements(self) -> list[Statement]:
         """The statements to execute, in source order."""
@@ -69,6 +75,10 @@ class ModuleInputs:
             if statement.is_empty_container or statement.reads.binds & self.new.reset:
                 self.dirty |= statement.reads.binds - self.new.keep
         self.rebuilt = self.dirty & self.value_names
+        set_before = {pair for s in changes.removed for pair in s.reads.attributes}
+        self.lost = set_before - {pair for s in self.new.statements for pair in s.reads.attributes}
+        if any(s.reads.is_dynamic for s in (*changes.added, *changes.removed)):
+            self.dirty |= self.unseen
 
 
 class Inputs:
@@ -89,6 +99,7 @@ class Inputs:
         for module in self.modules.values():
             self._choose(module)
             self._drop_stars(module)
+            self._clear(module)
 
     def is_dirty(self, module: ModuleInputs, read: str) -> bool:
         """True when what `read` names in `module` behaves differently after the reload."""
@@ -197,6 +208,7 @@ class Inputs:
                 if id(statement) in run or (reads.binds and reads.binds <= keep):
                     continue
                 due = id(statement) in module.added or bool((reads.binds | reads.mutates) & module.rebuilt)
+                due = due or (reads.is_dynamic and bool(module.unseen & module.dirty))
                 if statement.kind == "import":
                     due = due or self._import_dirty(module, statement)
                 due = due or any(self.is_dirty(module, read) for read in reads.now)
@@ -209,6 +221,23 @@ class Inputs:
                     grown = True
         module.run = run
 
+    def _clear(self, module: ModuleInputs) -> None:
+        """Find the names that are bound anew only where their statements still do so.
+
+        A branch may no longer be taken, a star import may no longer bring a name.
+        """
+        due = module.statements()
+        late = {n for s in module.new.statements if id(s) not in module.run for n in s.reads.binds}
+        module.cleared = {n for s in due if s.kind == "other" for n in s.reads.binds} - late
+        if module.unseen & module.dirty:
+            module.cleared |= module.unseen
+        for statement in due:
+            for level, name in statement.reads.stars:
+                provider = sys.modules.get(resolve(level, name, package_of(module.name, module.new.source)))
+                if provider is not None:
+                    module.cleared |= _brought(module, vars(provider))
+        module.cleared -= module.new.keep | module.removed
+
     def _drop_stars(self, module: ModuleInputs) -> None:
         """A name that came through a star import goes when its provider drops it, or the import itself goes."""
         package = package_of(module.name, module.old.source)
@@ -216,14 +245,12 @@ class Inputs:
             star = resolve(level, name, package)
             if star in module.stars or star not in sys.modules:
                 continue
-            there = vars(sys.modules[star])
-            brought = {n for n, value in module.namespace.items() if n in there and value is there[n]}
-            module.removed |= {n for n in brought - module.new.binds - module.old.binds if not n.startswith("__")}
-        for star in module.stars:
-            provider = self.modules.get(star)
-            if provider is None:
-                continue
-            live = provider.namespace
-            for name in provider.removed - module.new.binds:
-                if name in module.namespace and module.namespace[name] is live.get(name):
-                    module.removed.add(name)
+            module.removed |= _brought(module, vars(sys.modules[star]))
+
+
+def _brought(module: ModuleInputs, there: Mapping[str, Any]) -> set[str]:
+    """The names that a star import from the namespace `there` brought into the module."""
+    public = there.get("__all__")
+    names = set(public) if isinstance(public, list | tuple) else {n for n in there if not n.startswith("_")}
+    same = {n for n in names if n in module.namespace and module.namespace[n] is there.get(n)}
+    return same - module.new.binds - module.old.binds

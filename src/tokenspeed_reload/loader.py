@@ -59,6 +59,7 @@ class RecordingLoader(SourceFileLoader):
             if previous is not None:
                 self._records.add(previous)
             raise
+        self._records.note_names(name, module.__dict__)
 
 
 class SourceFinder(MetaPathFinder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from tokenspeed_reload.definitions import Definitions
 from tokenspeed_reload.inputs import Inputs, ModuleInputs
 from tokenspeed_reload.names import reads_of
 from tokenspeed_reload.report import NeedsRestart
-from tokenspeed_reload.undo import FunctionState, UndoLog
+from tokenspeed_reload.undo import FunctionState, UndoLog, cell_value
 from tokenspeed_reload.values import same_value
 
 
@@ -59,6 +59,7 @@ class Merge:
         log: where each write is recorded before it is made.
         adapters: the kinds of objects that can be updated, in the order in which they are asked.
         inputs: the analysis of all modules of the reload.
+        recorded: names of the modules of which the reloader knows the source.
         padding: code objects with unused nonlocal names, each with the plain code that it stands for.
         codes: for each source file, which code objects follow which.
         edited: live functions that behave differently now, each after its dotted name.
@@ -69,6 +70,7 @@ class Merge:
     adapters: Sequence[Adapter]
     inputs: Inputs
     padding: dict[CodeType, CodeType]
+    recorded: Container[str] = ()
     codes: dict[str, CodeMap] = field(default_factory=dict)
     forced: set[tuple[int, int]] = field(default_factory=set)
     young: dict[int, Any] = field(default_factory=dict)
@@ -161,6 +163,17 @@ class Merge:
         codes = self.codes.get(code.co_filename)
         return is_redirection(value) or (codes is not None and code in codes)
 
+    def is_own(self, value: Any, depth: int = 4) -> bool:
+        """True when a definition made `value`, directly or inside of what decorators put around it."""
+        if isinstance(value, type):
+            return value.__module__ in self.inputs.modules
+        if type(value) is not FunctionType:
+            return True
+        if self.is_old_code(value):
+            return True
+        inner = [value.__dict__.get("__wrapped__"), *(cell_value(c) for c in value.__closure__ or ())]
+        return depth > 0 and any(type(v) is FunctionType and self.is_own(v, depth - 1) for v in inner)
+
     def note_padding(self, code: CodeType, plain: CodeType) -> None:
         """Remember that `code` is `plain` with unused nonlocal names."""
         if code is not plain:
@@ -203,6 +216,20 @@ class Merge:
             if [ast.dump(n) for n in before.get(name, [])] == [ast.dump(n) for n in nodes]
             and not any(self._dirty(module, node) for node in nodes)
         }
+
+    def member_functions(self, cls: type) -> set[str]:
+        """The members of a class that its body defines by one function statement, before and after."""
+        module = self.module_of(cls)
+        if module is None:
+            return set()
+        old, new = (_find(d, cls.__qualname__) for d in (module.old, module.new))
+        if not isinstance(old, ast.ClassDef) or not isinstance(new, ast.ClassDef):
+            return set()
+        names = [
+            {name for name, nodes in _members(node).items() if len(nodes) == 1 and isinstance(nodes[0], _FUNCTIONS)}
+            for node in (old, new)
+        ]
+        return names[0] & names[1]
 
     def defined_members(self, cls: type) -> set[str]:
         """The members that the old class body defined."""

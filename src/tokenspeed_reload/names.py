@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_BINDERS = frozenset({"globals", "locals", "vars", "exec", "eval", "setattr", "__import__"})
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
 
 
@@ -24,6 +25,8 @@ class Reads:
         mutates: names whose object it may change without binding the name.
         stars: modules of its `from x import *`, as (level, module).
         inner_imports: imports in function bodies, as (level, module, name or None).
+        attributes: attributes of module-level names that it sets, as (name, attribute).
+        is_dynamic: it may bind names that the syntax does not show, as by `globals()`.
     """
 
     now: set[str] = field(default_factory=set)
@@ -32,6 +35,8 @@ class Reads:
     mutates: set[str] = field(default_factory=set)
     stars: list[tuple[int, str]] = field(default_factory=list)
     inner_imports: list[tuple[int, str, str | None]] = field(default_factory=list)
+    attributes: set[tuple[str, str]] = field(default_factory=set)
+    is_dynamic: bool = False
 
 
 def reads_of(statement: ast.stmt) -> Reads:
@@ -97,12 +102,16 @@ class _Visitor(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
             self._read(node.id)
+            if node.id in _BINDERS and not self._scopes:
+                self.reads.is_dynamic = True
         else:
             self._bind(node.id)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if not isinstance(node.ctx, ast.Load):
             self._mutate(node)
+            if isinstance(node.value, ast.Name) and self._at_import() and not self._is_hidden(node.value.id):
+                self.reads.attributes.add((node.value.id, node.attr))
         name = dotted(node)
         if name is None:
             self.visit(node.value)

@@ -59,7 +59,7 @@ class Patch:
         self._sources = sources
         self._report = report
         self._log = UndoLog()
-        self._merge = Merge(self._log, reloader.adapters, inputs, padding)
+        self._merge = Merge(self._log, reloader.adapters, inputs, padding, reloader.records.modules)
         self._prefixes = [*reloader.packages, *reloader.watch]
         self._footprint = Footprint(self._prefixes)
         self._substitution = Substitution(self._merge)
@@ -119,13 +119,14 @@ class Patch:
 
     def _one_module(self, module: ModuleInputs) -> None:
         namespace: dict[str, Any] = vars(sys.modules[module.name])
-        if not module.run and not module.removed and module.name not in self._codes:
+        if not module.run and not module.removed and not module.cleared and module.name not in self._codes:
             return
         started = time.perf_counter()
         old = dict(namespace)
         self._log.once(DictContents, namespace)
         self._log_mutated(module)
         self._withdraw(module, old)
+        self._drop_attributes(module)
         gc.collect(0)
         execute(module, namespace)
         self._merge.young.update((id(o), o) for o in gc.get_objects(generation=0))
@@ -162,7 +163,8 @@ class Patch:
 
     def _log_mutated(self, module: ModuleInputs) -> None:
         """Statements such as `f.x = 1` write to objects that stay: log these before they run."""
-        for name in sorted({name for s in module.statements() for name in s.reads.mutates}):
+        statements = (*module.statements(), *module.dropped)
+        for name in sorted({name for s in statements for name in s.reads.mutates}):
             value = module.namespace.get(name)
             home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
             if not isinstance(home, str) or not within(home, self._prefixes):
@@ -173,6 +175,15 @@ class Patch:
                 self._log.once(FunctionState, value)
             elif isinstance(value, type):
                 self._log.once(ClassState, value)
+
+    def _drop_attributes(self, module: ModuleInputs) -> None:
+        """Take away what statements like `f.x = 1` set that are gone."""
+        for name, attribute in sorted(module.lost):
+            target = module.namespace.get(name)
+            is_own = isinstance(target, FunctionType | type) and target.__module__ == module.name
+            if is_own and attribute in vars(target):
+                delattr(target, attribute)
+                self._merge.touch(target)
 
     def _withdraw(self, module: ModuleInputs, old: dict[str, Any]) -> None:
         """Let the registries forget what the definitions registered that run again, or are gone."""
@@ -189,7 +200,8 @@ class Patch:
             participant.withdraw(name, definitions)
 
     def _note_removed(self, module: ModuleInputs, old: dict[str, Any]) -> None:
-        for name in sorted(module.removed & old.keys()):
+        gone = module.removed | (module.cleared - vars(sys.modules[module.name]).keys())
+        for name in sorted(gone & old.keys()):
             self._merge.bindings += 1
             value = old[name]
             is_own = isinstance(value, FunctionType | type) and value.__module__ == module.name
@@ -204,7 +216,10 @@ class Patch:
         merge = self._merge
         self._new_modules.log_into(self._log)
         with heap.thawed():
-            self._substitution.in_holders(self._footprint.changed())
+            changed = self._footprint.changed()
+            self._footprint.drop_moved(merge.live_of)
+            self._substitution.in_holders(changed)
+            del changed
             suspects = held_elsewhere(merge)
             if suspects:
                 ours = {id(suspects), id(merge.discarded), id(merge.new_of), id(merge.young)}

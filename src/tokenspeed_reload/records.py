@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import linecache
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import CodeType
 from typing import Literal
@@ -88,12 +89,15 @@ class ModuleRecord:
         source: its path and bytes.
         code: the compiled module; its nested code objects are those of the live functions.
         origin: the installed file, which differs from the source's path when an overlay was used.
+        names: what the module bound when it ran, None while that is unknown; names set later from outside are
+            not among them.
     """
 
     name: str
     source: SourceText
     code: CodeType
     origin: str
+    names: frozenset[str] | None = None
 
 
 class Records:
@@ -106,6 +110,10 @@ class Records:
         """Take `record` as what runs, and pin its text."""
         self.modules[record.name] = record
         pin(record.source)
+
+    def note_names(self, name: str, names: Iterable[str]) -> None:
+        """Remember what module `name` bound when it ran."""
+        self.modules[name] = replace(self.modules[name], names=frozenset(names))
 
     def forget(self, name: str) -> None:
         """Drop what is known of module `name`, if anything."""

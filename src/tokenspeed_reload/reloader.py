@@ -161,6 +161,7 @@ class Reloader:
             needs_restart=_outside(sources),
             notes=[f"The file of {name} is gone; the module was left as it runs." for name in sources.deleted],
         )
+        foreign = {name: self._foreign_names(name) for name in inputs.modules}
         patch = Patch(self, self._finder, inputs, codes, sources, self._padding, report)
         log = patch.run()
 
@@ -170,6 +171,8 @@ class Reloader:
                 for name, code in codes.items():
                     origin = self.records.modules[name].origin
                     self.records.add(ModuleRecord(name, sources.modules[name], code, origin))
+                for name, names in foreign.items():
+                    self.records.note_names(name, vars(sys.modules[name]).keys() - names)
                 self._disk.note_files()
 
         self._open = Transaction(report, log, close)
@@ -180,6 +183,19 @@ class Reloader:
         transaction = self.reload(modules)
         transaction.commit()
         return transaction.report
+
+    def _foreign_names(self, name: str) -> set[str]:
+        """The names that something outside of module `name` put into it."""
+        known = self.records.modules[name].names
+        return vars(sys.modules[name]).keys() - known if known is not None else set()
+
+    def _unseen(self, name: str, old: Definitions) -> set[str]:
+        """The names of a module that its statements bound without showing it in the syntax."""
+        if not any(s.reads.is_dynamic for s in old.statements):
+            return set()
+        members = vars(sys.modules[name])
+        names = members.keys() - old.binds - self._foreign_names(name)
+        return {n for n in names if not n.startswith("__") and sys.modules.get(f"{name}.{n}") is not members[n]}
 
     def _definitions(self, name: str) -> Definitions:
         """The statements that module `name` last ran."""
@@ -209,7 +225,7 @@ class Reloader:
             old = self._definitions(name)
             new = parsed.get(name, old)
             namespace = vars(sys.modules[name])
-            modules[name] = ModuleInputs(name, old, new, namespace)
+            modules[name] = ModuleInputs(name, old, new, namespace, self._unseen(name, old))
             edges = import_edges(name, new.source, [s.node for s in new.statements])
             providers[name] = providers_of(edges, sys.modules, at_import=True)
             if not providers[name] & why.keys():

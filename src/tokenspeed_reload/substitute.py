@@ -19,6 +19,7 @@ from tokenspeed_reload.undo import (
     Exchange,
     FunctionState,
     ListContents,
+    MethodWrapper,
     SetContents,
     cell_value,
 )
@@ -154,7 +155,7 @@ class Substitution:
             holder.__setstate__((self._resolve(holder.func), arguments, keywords, vars(holder) or None))
         elif kind in (staticmethod, classmethod):
             if not self._is_young(holder):
-                self._merge.log.add(Exchange(lambda: holder.__func__, holder.__init__))
+                self._merge.log.once(MethodWrapper, holder)
             holder.__init__(self._resolve(holder.__func__))
         elif hasattr(holder, "__dict__"):
             self._instance(holder)

@@ -296,6 +296,22 @@ class Exchange(Record):
         self.write(held)
 
 
+class MethodWrapper(Record):
+    """The function inside of a static or class method, and the attributes that were copied from it."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.held = self._read()
+
+    def _read(self) -> tuple[Any, list[tuple[str, Any]]]:
+        return self.target.__func__, list(vars(self.target).items())
+
+    def exchange(self) -> None:
+        (function, attributes), self.held = self.held, self._read()
+        self.target.__init__(function)
+        replace_dict(vars(self.target), attributes)
+
+
 class CacheClear(Record):
     """A cache whose entries cannot be kept: it is emptied each time that the code changes."""
 

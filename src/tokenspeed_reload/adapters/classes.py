@@ -6,6 +6,7 @@ import abc
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
+from tokenspeed_reload.adapters.containers import CONTAINERS, refill
 from tokenspeed_reload.codes import TARGET, is_redirection, redirect
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import MISSING, ClassState, FunctionState
@@ -77,32 +78,50 @@ class ClassAdapter:
     def merge_members(self, live: Any, new: Any, where: str, merge: Merge, skip: set[str]) -> None:
         """Set, update and remove members so that `live` has those of `new`."""
         unchanged = merge.unchanged_members(new)
+        functions = merge.member_functions(new)
         for name, value in list(vars(new).items()):
             if name in _FIXED or name in skip or isinstance(value, GetSetDescriptorType | MemberDescriptorType):
                 continue
-            self._member(live, name, value, f"{where}.{name}", merge, keep=name in unchanged)
+            self._member(
+                live,
+                name,
+                value,
+                f"{where}.{name}",
+                merge,
+                keep=name in unchanged,
+                is_definition=name in functions,
+            )
         defined = merge.defined_members(live)
         for name in list(vars(live)):
             gone = name not in vars(new) and name not in _FIXED and name not in skip
             if gone and (name in defined or _is_special(name)):
                 self._note_edit(f"{where}.{name}", vars(live)[name], merge)
+                if merge.is_old_code(vars(live)[name]):
+                    merge.replace(f"{where}.{name}", vars(live)[name], "It was removed.")
                 self._remove(live, name, merge)
         self._finish(live, merge)
 
-    def _member(self, live: Any, name: str, value: Any, where: str, merge: Merge, keep: bool) -> None:
+    def _member(
+        self, live: Any, name: str, value: Any, where: str, merge: Merge, *, keep: bool, is_definition: bool
+    ) -> None:
         old = vars(live).get(name, MISSING)
         if old is MISSING:
             stays = merge.resolve(value)
             self._note_edit(where, stays, merge)
         elif keep and not _has_code(value):
+            if type(old) is type(value) and type(value) in CONTAINERS and value:
+                refill(old, value, where, merge)
             return
         elif name == "__annotations__":
             resolved = {key: merge.resolve(item) for key, item in value.items()}
             stays = old if same_dict(old, resolved) else resolved
         else:
-            stays = merge.merge(old, value, where)
+            follows = is_definition and merge.is_own(old)
+            stays = merge.merge_definition(old, value, where) if follows else merge.merge(old, value, where)
             if keep and stays is value and not same_value(old, value):
                 return  # set from outside; the class body did not change it
+            if stays is value and merge.is_old_code(old) and id(old) not in merge.new_of and not is_redirection(old):
+                merge.replace(where, old, f"It became another kind of object: {type(value).__name__}.")
         if isinstance(stays, FunctionType) and is_redirection(stays):
             # The class calls the target at once; only those who hold the old function go the long way.
             stays = (stays.__kwdefaults__ or {})[TARGET]
@@ -127,10 +146,14 @@ class ClassAdapter:
         merge.touch(live, counts=name != "__annotations__")
 
     def _finish(self, live: Any, merge: Merge) -> None:
-        if isinstance(live, abc.ABCMeta) and id(live) in merge.touched:
-            merge.log.once(ClassState, live)
-            abc.update_abstractmethods(live)  # type: ignore[arg-type]
-            live._abc_caches_clear()  # type: ignore[attr-defined]
+        if not isinstance(live, abc.ABCMeta) or id(live) not in merge.touched:
+            return
+        classes: list[Any] = [live]
+        for cls in classes:
+            merge.log.once(ClassState, cls)
+            abc.update_abstractmethods(cls)
+            cls._abc_caches_clear()
+            classes.extend(sub for sub in type.__subclasses__(cls) if isinstance(sub, abc.ABCMeta))
 
 
 def _same_layout(live: type, new: type) -> bool:

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from tokenspeed_reload.merge import Merge
-from tokenspeed_reload.undo import Exchange
+from tokenspeed_reload.undo import Exchange, MethodWrapper
 from tokenspeed_reload.values import same_dict, same_value
 
 
@@ -47,7 +47,7 @@ class MethodWrapperAdapter:
         merge.follow(live, new)
         stays = merge.merge(live.__func__, new.__func__, where)
         if stays is not live.__func__:
-            merge.log.add(Exchange(lambda: live.__func__, live.__init__))
+            merge.log.once(MethodWrapper, live)
             live.__init__(stays)
             merge.touch(live)
         return live

@@ -30,9 +30,11 @@ class EnumAdapter(ClassAdapter):
         members: dict[str, Any] = {}
         for name, member in new._member_map_.items():
             held = old_members.get(name)
-            if held is None or (held.name != member.name):
+            if held is None or (held.name != member.name) or not _same_data(new, held, member):
                 members[name] = self._graft(live, member, members)
                 changed = True
+                if held is not None and name == member.name:
+                    merge.replace(f"{where}.{name}", held, "A member that is a value itself cannot take another one.")
             else:
                 members[name] = held
                 merge.follow(held, member)
@@ -74,6 +76,12 @@ class EnumAdapter(ClassAdapter):
         live._value2member_map_.clear()
         for value, member in new._value2member_map_.items():
             live._value2member_map_[value] = members[member.name]
+
+
+def _same_data(new: Any, held: Any, member: Any) -> bool:
+    """True when the members are equal as what else they are: integers or texts, which do not change."""
+    data = new._member_type_
+    return data is object or data.__eq__(held, member) is True
 
 
 _BOOKKEEPING = {

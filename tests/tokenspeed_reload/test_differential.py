@@ -1,0 +1,91 @@
+"""Every case of `cases/`: what is held shows what a fresh interpreter shows, or the report names it."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tokenspeed_reload.differential import Case, fresh_look, load_cases, look
+from tokenspeed_reload import ReloadError, Report
+
+CASES = load_cases(Path(__file__).parent / "cases")
+
+
+def catches(function: Callable[[], Any], kind: type[BaseException]) -> bool:
+    try:
+        function()
+    except kind:
+        return True
+    return False
+
+
+def raised_line(function: Callable[[], Any]) -> int | None:
+    try:
+        function()
+    except ValueError as error:
+        return traceback.extract_tb(error.__traceback__)[-1].lineno
+    return None
+
+
+HELPERS = {"catches": catches, "raised_line": raised_line}
+
+
+def start(project, case: Case) -> dict[str, Any]:
+    for name, text in case.before.items():
+        project.write_module(name, text)
+    project.watch(*case.packages)
+    for name in case.first:
+        project.load(name)
+    held: dict[str, Any] = dict(HELPERS)
+    exec(case.hold, held)
+    return held
+
+
+def edit(project, case: Case) -> list[str]:
+    """Write the edited files, and tell what a fresh interpreter shows of them."""
+    for name, text in case.after.items():
+        project.write_module(name, text)
+    for name in case.gone:
+        project.root.joinpath(*name.split(".")).with_suffix(".py").unlink()
+    project.reloader.uninstall()
+    try:
+        return fresh_look(case, project.root, HELPERS)
+    finally:
+        project.reloader.install()
+        importlib.invalidate_caches()
+
+
+def named(report: Report) -> str:
+    """Everything that a report says of what could not follow."""
+    return " ".join([s.definition for s in report.stale] + [n.what for n in report.needs_restart] + report.notes)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_what_is_held_shows_what_a_fresh_interpreter_shows(project, case, picture):
+    held = start(project, case)
+    expected = edit(project, case)
+    before = picture(held, case.first)
+    try:
+        transaction = project.reloader.reload()
+    except ReloadError as error:
+        assert expected[0].startswith("fails:"), error
+        assert picture(held, case.first) == before
+        return
+    shown = picture(held, case.first)
+    for _ in range(2):
+        transaction.swap()
+        assert picture(held, case.first) == before
+        transaction.swap()
+        assert picture(held, case.first) == shown
+    transaction.commit()
+    said = named(transaction.report)
+    for name in case.reported:
+        assert name in said
+    if not case.reported:
+        assert look(case.checks, held) == expected
+    assert project.reload().objects_patched == 0
