@@ -4,6 +4,7 @@ from tokenspeed_reload.errors import (
     ReloaderError,
     ReloadError,
     ReloadInProgress,
+    StillRunning,
     TransactionClosed,
     UnknownModules,
     describe,
@@ -11,7 +12,7 @@ from tokenspeed_reload.errors import (
 from tokenspeed_reload.merge import Adapter, Merge
 from tokenspeed_reload.records import Change, Sources, SourceText
 from tokenspeed_reload.reloader import RUNS_ONCE, Reloader
-from tokenspeed_reload.report import NeedsRestart, Plan, ReloadedModule, Report, Stale
+from tokenspeed_reload.report import Effect, NeedsRestart, Plan, ReloadedModule, Report, Running, Stale
 from tokenspeed_reload.transaction import Transaction
 from tokenspeed_reload.undo import Participant
 
@@ -19,6 +20,7 @@ __all__ = [
     "RUNS_ONCE",
     "Adapter",
     "Change",
+    "Effect",
     "Merge",
     "NeedsRestart",
     "Participant",
@@ -29,9 +31,11 @@ __all__ = [
     "Reloader",
     "ReloaderError",
     "Report",
+    "Running",
     "SourceText",
     "Sources",
     "Stale",
+    "StillRunning",
     "Transaction",
     "TransactionClosed",
     "UnknownModules",

@@ -26,11 +26,17 @@ class CodeMap:
     def __init__(self, old: CodeType, new: CodeType) -> None:
         self._follows: dict[CodeType, CodeType | None] = {}
         self.removed: list[CodeType] = []
+        self._follows[old] = new
         self._pair(old, new)
 
     def follower(self, code: CodeType) -> CodeType | None:
         """The new version of `code`, or None when it is not of the old module or was removed."""
         return self._follows.get(code)
+
+    def is_replaced(self, code: CodeType) -> bool:
+        """True for code of the old version that does something else in the new one, or is gone."""
+        after = self._follows.get(code, code)
+        return after is None or not same_code(code, after)
 
     def __contains__(self, code: CodeType) -> bool:
         return code in self._follows

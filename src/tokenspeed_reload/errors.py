@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
+
+from tokenspeed_reload.report import Running
 
 Phase = Literal["read", "patch"]
 
@@ -70,6 +72,19 @@ class ReloadError(ReloaderError):
         self.error = error
         where = f" ({file}:{line}: {text})" if file and line else f" ({file})" if file else ""
         super().__init__(f"{module or 'reload'}: {error}{where}")
+
+
+class StillRunning(ReloadError):
+    """Another thread did not leave code that was to be replaced; nothing was changed.
+
+    Attributes:
+        running: where that thread is.
+    """
+
+    def __init__(self, running: Sequence[Running], waited_s: float) -> None:
+        self.running = list(running)
+        places = ", ".join(f"{r.what} (line {r.line}, {r.where})" for r in self.running)
+        super().__init__("patch", f"Code that was edited still runs after {waited_s:g} s, try again later: {places}")
 
 
 class TransactionClosed(ReloaderError):

@@ -31,7 +31,7 @@ def thawed() -> Iterator[None]:
 
 
 def update_functions(objects: list[Any], merge: Merge) -> None:
-    """Give every function of the process that still has old code the code that follows it.
+    """Give every function among `objects` that still has old code the code that follows it.
 
     This reaches closures that were made at run time, and empties all functools caches of the modules.
     """

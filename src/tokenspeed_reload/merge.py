@@ -155,6 +155,11 @@ class Merge:
         codes = self.codes.get(code.co_filename)
         return codes.follower(self.padding.get(code, code)) if codes is not None else None
 
+    def is_replaced(self, code: CodeType) -> bool:
+        """True for code that the reload replaces by other code, or removes."""
+        codes = self.codes.get(code.co_filename)
+        return codes is not None and codes.is_replaced(self.padding.get(code, code))
+
     def is_old_code(self, value: Any) -> bool:
         """True when `value` is a function that the old version of a reloaded module defined."""
         if type(value) is not FunctionType:

@@ -12,7 +12,7 @@ from tokenspeed_reload import heap
 from tokenspeed_reload.bindings import bind
 from tokenspeed_reload.codes import CodeMap
 from tokenspeed_reload.effects import Footprint
-from tokenspeed_reload.errors import ReloadError, describe
+from tokenspeed_reload.errors import ReloadError, StillRunning, describe
 from tokenspeed_reload.execute import execute
 from tokenspeed_reload.inputs import Inputs, ModuleInputs
 from tokenspeed_reload.loader import SourceFinder, within
@@ -20,6 +20,7 @@ from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.newmodules import NewModules
 from tokenspeed_reload.records import Sources, pin
 from tokenspeed_reload.report import Report
+from tokenspeed_reload.running import own_frames, suspended, wait_for_others
 from tokenspeed_reload.runonce import RunOnce, has_cached_values
 from tokenspeed_reload.stale import find_copies, find_stale
 from tokenspeed_reload.substitute import Substitution, held_elsewhere
@@ -65,10 +66,11 @@ class Patch:
         self._substitution = Substitution(self._merge)
         self._new_modules = NewModules(self._prefixes, reloader.records)
         self._module = ""
+        self._interval = 0.0
 
     def run(self) -> UndoLog:
         """Do all of it; raises ReloadError after undoing everything."""
-        collecting, interval = gc.isenabled(), sys.getswitchinterval()
+        collecting, self._interval = gc.isenabled(), sys.getswitchinterval()
         gc.disable()
         sys.setswitchinterval(_SWITCH_INTERVAL)
         self._finder.serving = {**self._sources.unloaded, **self._sources.modules}
@@ -76,12 +78,12 @@ class Patch:
             self._apply()
         except BaseException as error:
             self._undo()
-            if isinstance(error, KeyboardInterrupt | GeneratorExit):
+            if isinstance(error, KeyboardInterrupt | GeneratorExit | StillRunning):
                 raise
             raise self._failure(error) from error
         finally:
             self._finder.serving = {}
-            sys.setswitchinterval(interval)
+            sys.setswitchinterval(self._interval)
             if collecting:
                 gc.enable()
         return self._log
@@ -98,12 +100,16 @@ class Patch:
         for name, module in self._inputs.modules.items():
             self._module = name
             self._prepare(module)
+        self._wait_for_others()
         for name, module in self._inputs.modules.items():
             self._module = name
             self._one_module(module)
         started = time.perf_counter()
         self._finish()
         self._report.seconds["scan"] = time.perf_counter() - started
+
+    def _wait_for_others(self) -> None:
+        wait_for_others(self._merge.is_replaced, self._reloader.wait_s, self._interval)
 
     def _prepare(self, module: ModuleInputs) -> None:
         """Show the new text, and learn which code follows which."""
@@ -131,6 +137,7 @@ class Patch:
         execute(module, namespace)
         self._merge.young.update((id(o), o) for o in gc.get_objects(generation=0))
         executed = time.perf_counter()
+        self._wait_for_others()  # it may have let other threads run
         bind(module, namespace, old, self._merge)
         self._note_removed(module, old)
         self._set_file(module, namespace)
@@ -229,6 +236,7 @@ class Patch:
             del suspects
             objects = gc.get_objects()
             heap.update_functions(objects, merge)
+            self._report.running.extend(suspended(objects, merge.is_replaced))
             del objects
             self._footprint.without_repeats({id(live) for live in merge.live_of.values()})
             self._footprint.log_into(self._log)
@@ -239,6 +247,7 @@ class Patch:
             # good, and the next reload would take it for a holder. All older objects are in generation 2 here.
             gc.collect(1)
             self._report.stale.extend(find_stale(merge, self._log.held_containers()))
+        self._report.running.extend(own_frames(merge.is_replaced))
         self._report.stale.extend(find_copies(merge, self._reloader.records.modules))
         self._report.needs_restart.extend(merge.needs_restart)
         self._report.notes.extend(merge.notes)

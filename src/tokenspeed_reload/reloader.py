@@ -37,6 +37,7 @@ class Reloader:
         runs_once: names of functions that run once, `*` standing for anything: an edit of them, or of what only
             they use, is reported, since its effect is in what they built.
         built_by: names of packages and modules whose whole code runs once.
+        wait_s: longest to wait for other threads that run code which is to be replaced.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Reloader:
         participants: Sequence[Participant] = (),
         runs_once: Iterable[str] = RUNS_ONCE,
         built_by: Iterable[str] = (),
+        wait_s: float = 1.0,
     ) -> None:
         self.packages = list(packages)
         self.watch = list(watch)
@@ -55,6 +57,7 @@ class Reloader:
         self.participants = list(participants)
         self.runs_once = frozenset(runs_once)
         self.built_by = list(built_by)
+        self.wait_s = wait_s
         self.records = Records()
         self._finder = SourceFinder([*self.packages, *self.watch], overlay, self.records)
         self._disk = Disk(self.packages, overlay, self.records, self._finder)
@@ -148,6 +151,7 @@ class Reloader:
         Raises:
             UnknownModules: a name that is not loaded or not recorded.
             ReloadError: a failure; everything was undone.
+            StillRunning: a ReloadError; another thread stayed in code that was to be replaced.
             ReloadInProgress: an earlier transaction is still open.
         """
         if self._open is not None:

@@ -46,6 +46,34 @@ class NeedsRestart:
     why: str
 
 
+@dataclass(frozen=True)
+class Running:
+    """Old code that goes on until it ends by itself.
+
+    Attributes:
+        what: the dotted name of the function.
+        where: the thread, generator, coroutine or task that runs it, in words.
+        line: the line, in the old text, at which it is.
+    """
+
+    what: str
+    where: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Something that a module did when it ran which an undo does not take back.
+
+    Attributes:
+        module: the module.
+        what: what was done, as a sentence.
+    """
+
+    module: str
+    what: str
+
+
 @dataclass
 class Report:
     """The outcome of a reload.
@@ -56,8 +84,10 @@ class Report:
         objects_patched: how many live objects and module names took new content.
         stale: old objects that could not follow, and who holds them.
         needs_restart: edits whose effect comes with a restart only.
+        running: old code that still runs.
+        effects: what the modules did outside of what an undo covers.
         notes: whatever else the person who edits should know, as sentences.
-        seconds: time spent in "execute", "merge" and "scan".
+        seconds: time spent in "plan", "execute", "merge", and in "scan", the pass over all objects of the process.
     """
 
     modules: list[ReloadedModule] = field(default_factory=list)
@@ -65,6 +95,8 @@ class Report:
     objects_patched: int = 0
     stale: list[Stale] = field(default_factory=list)
     needs_restart: list[NeedsRestart] = field(default_factory=list)
+    running: list[Running] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -278,7 +278,7 @@ def test_loggers_and_locks_keep_their_identity(project):
 
 def test_other_threads_never_miss_a_name(project):
     project.write_module("m", "def h(): return 1\ndef f(): return h()\nX = 1")
-    project.watch("m")
+    project.watch("m", wait_s=60)
     m = project.load("m")
     problems: list[BaseException] = []
     stop = threading.Event()
