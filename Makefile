@@ -1,23 +1,46 @@
-# make test    set up .venv and run every check
-# make demo    set up .venv and show a reload on a small model
+# make install     set up .venv, so that `.venv/bin/ts serve smollm2` runs
+# make test        every check, and every test
+# make check       format, lint, types and the rules of imports
+# make test-fast   every check, and the tests that need neither a model nor a server: two minutes
+# make demo        show a reload on a small model
+# make docs        write anew what is generated in docs/
+# make image       build the container image, for a CPU or with DEVICE=cuda
 #
 # PYTHON       interpreter that makes .venv (3.11 or 3.12)
 # TORCH_INDEX  index with CPU builds of torch, where the default one has only CUDA builds:
 #              make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# EXTRAS       what is installed beside the server itself; the checks and tests need dev
+# PYTEST_ARGS  which tests, such as PYTEST_ARGS='tests/tokenspeed/cli -x'
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+EXTRAS ?= dev
+DEVICE ?= cpu
 PYTEST_ARGS ?=
 
+comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/installed
+INSTALLED := $(VENV)/installed-$(subst $(comma),-,$(EXTRAS))
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-cpu.txt
 
-.PHONY: test check demo
+FAST_TESTS := \
+	tests/tokenspeed_reload \
+	tests/tokenspeed/cli \
+	tests/tokenspeed/server \
+	tests/tokenspeed/test_modelname.py \
+	tests/tokenspeed/runtime/cache \
+	tests/tokenspeed/runtime/distributed \
+	tests/tokenspeed/runtime/scheduler \
+	tests/test_docs.py
+
+.PHONY: install test test-fast check demo docs image
 
 test: check
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-fast: check
+	$(BIN)/pytest -m 'not slow' $(FAST_TESTS) $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -28,9 +51,17 @@ check: $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
+docs: $(INSTALLED)
+	$(BIN)/python docs/generate.py
+
+image:
+	docker build --build-arg DEVICE=$(DEVICE) --tag tokenspeed:$(DEVICE) .
+
+install: $(INSTALLED)
+
 $(INSTALLED): pyproject.toml constraints-cpu.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "TokenSpeed needs Python 3.11 or newer; give one with PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	$(PIP_INSTALL) --editable '.[dev]'
+	$(PIP_INSTALL) --editable '.[$(EXTRAS)]'
 	touch $@

@@ -7,6 +7,7 @@ in place before any of them is loaded, so that it knows the bytes of everything 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
     args = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1)  # tells where a rank hangs
     # Ctrl-C in a terminal reaches the whole process group; the front decides when a rank ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # OpenMP's threads spin at every barrier by default. Where another process wants a core, each barrier then lasts

@@ -90,11 +90,20 @@ class Server:
             self.process.send_signal(with_signal)
             try:
                 self.process.wait(60)
-            except subprocess.TimeoutExpired:
+            except subprocess.TimeoutExpired as error:
+                stacks = self.stacks()
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
-                raise
+                raise AssertionError(f"the server does not stop:\n{stacks}") from error
         return self.process.returncode
+
+    def stacks(self) -> str:
+        """The log after the front and the ranks wrote there where each of their threads is."""
+        for pid, line in self.processes().items():
+            if "tokenspeed.rank" in line or "tokenspeed.server" in line:
+                os.kill(pid, signal.SIGUSR1)
+        time.sleep(1)
+        return self.output()
 
     # ---- edits ----
 

@@ -131,6 +131,13 @@ def test_without_the_flag_a_reload_is_refused_on_arrival(smollm2: Server) -> Non
     assert "--allow-reload-forward" in reply["error"]
 
 
+def test_sigusr1_tells_where_every_process_is_and_nothing_ends(smollm2: Server) -> None:
+    stacks = smollm2.stacks()
+    assert stacks.count("most recent call first") >= 2
+    assert "in turn" in stacks or "in receive" in stacks
+    assert smollm2.text("Hello")
+
+
 def test_the_control_app_answers(smollm2: Server) -> None:
     assert smollm2.control("GET", "/health").status_code == 200
     info = smollm2.control("GET", "/server_info").json()

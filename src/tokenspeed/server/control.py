@@ -34,6 +34,7 @@ class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The body of `POST /pause_generation`."""
 
     mode: DrainMode = "wait"
+    """Let the running requests finish, or end them with what they have; `keep` is not there yet."""
 
 
 class ControlApp:
@@ -70,6 +71,9 @@ class ControlApp:
         )
 
     async def reload_forward(self, request: Request) -> Response:
+        """Run the edited forward pass, or change nothing; development only, refused without `--allow-reload-forward`.
+        Answers when that is done, and once the first held request has its first token. [Reloading](reloading.md) tells
+        the reply."""
         if not self._allow_reload:
             return _reply(reload_failure(None, "not_enabled", "queue", NOT_ENABLED))
         try:
@@ -80,9 +84,13 @@ class ControlApp:
         return _reply(await self._reloads.run(body))
 
     async def reload_status(self, _: Request) -> Response:
+        """Where the current reload stands: `state` (`idle`, `queued`, `draining`, `reading`, `patching`, `warming`,
+        `graphs`, `committing` or `undoing`), its `id` and who asked (`by`), the `generation` that serves, `elapsed`
+        seconds since it arrived, a `detail`, and the `last` reply. It is answered while a reload runs."""
         return JSONResponse(self._reloads.status())
 
     async def pause_generation(self, request: Request) -> Response:
+        """Hold new requests until `continue_generation`. Answers when nothing runs any more."""
         try:
             body = _decode(await _read(request) or b"{}", PauseRequest)
         except RequestError as error:
@@ -90,12 +98,15 @@ class ControlApp:
         return await self._call(Pause, mode=body.mode)
 
     async def continue_generation(self, _: Request) -> Response:
+        """End a pause, and cancel the reloads and pauses that still wait; `cancelled` tells how many."""
         return await self._call(Continue)
 
     async def flush_cache(self, _: Request) -> Response:
+        """Forget the prefix cache: no KV computed so far is used for another request."""
         return await self._call(FlushCache)
 
     async def health(self, _: Request) -> Response:
+        """Whether requests are served; 503 with the reason while they are not. A reload that runs is no such reason."""
         try:
             self._client.check_open()
         except EngineUnavailable as error:
@@ -103,9 +114,12 @@ class ControlApp:
         return JSONResponse({"healthy": True, "message": ""})
 
     async def server_info(self, _: Request) -> Response:
+        """Version, uptime, generation, the settings in use, the engine's own description with the seconds of each phase
+        of its start, and its load."""
         return JSONResponse(self._server_info())
 
     async def metrics(self, _: Request) -> Response:
+        """Metrics in Prometheus' text format; [the API page](api.md#metrics) lists them."""
         content, content_type = self._metrics.exposition()
         return Response(content, headers={"Content-Type": content_type})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import logging
 import signal
 import sys
@@ -248,6 +249,7 @@ def main(arguments: Sequence[str] | None = None, rank_command: Sequence[str] = R
     parser.add_argument("--run-dir", type=Path, required=True, help="private directory with config.json")
     parser.add_argument("--status-fd", type=int, help="pipe that gets one JSON line an event")
     options = parser.parse_args(arguments)
+    faulthandler.register(signal.SIGUSR1)
     status = StatusPipe(options.status_fd)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:

@@ -35,10 +35,15 @@ class ReloadRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The body of `POST /reload_forward`."""
 
     id: str
+    """Names the operation: the same id again is the same operation, and gets the same reply."""
     mode: DrainMode = "wait"
+    """Let the running requests finish, or end them with what they have; `keep` is not there yet."""
     modules: tuple[str, ...] | None = None
+    """Reload exactly these modules, changed or not, and their users; null for every changed one."""
     timeout_s: float = 600.0
+    """Give up when the running requests have not finished by then; a reload that has begun is never cut short."""
     by: str | None = None
+    """Who asks, for `reload_status`."""
 
     def check(self) -> None:
         """Refuse what the types let through.
