@@ -1,5 +1,9 @@
 """The errors that a user can cause. Each carries one sentence that says what to do, and an exit code."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class TokenSpeedError(Exception):
     """Root of every error whose message is written for the user; printed without a traceback."""
@@ -27,3 +31,11 @@ class ResourceError(TokenSpeedError):
 
 class RequestError(TokenSpeedError):
     """A request that cannot be served as it was sent; the server itself goes on."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the known word that is most like `word`, or nothing."""
+    import difflib  # only an error needs it
+
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""

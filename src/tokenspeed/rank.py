@@ -14,8 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
-from tokenspeed.forward import BUILDS_ONCE, FORWARD_PACKAGES, START_UP_MODULES, WATCHED_PACKAGES
-from tokenspeed_reload import RUNS_ONCE, Reloader
+from tokenspeed import hook
+from tokenspeed_reload import Reloader
 
 
 def main() -> int:
@@ -40,18 +40,7 @@ def main() -> int:
 def install_reloader(run_dir: Path) -> Reloader | None:
     """The reloader of this process, already recording; None where the server does not permit reloads."""
     options = json.loads((run_dir / "config.json").read_bytes())["reload"]
-    if not options["allow_reload_forward"]:
-        return None
-    overlay = options["reload_overlay"]
-    reloader = Reloader(
-        packages=FORWARD_PACKAGES,
-        watch=WATCHED_PACKAGES,
-        overlay=Path(overlay).resolve() if overlay else None,
-        runs_once=RUNS_ONCE.union(BUILDS_ONCE),
-        built_by=START_UP_MODULES,
-    )
-    reloader.install()
-    return reloader
+    return hook.install_reloader(options["reload_overlay"]) if options["allow_reload_forward"] else None
 
 
 if __name__ == "__main__":

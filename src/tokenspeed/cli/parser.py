@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from tokenspeed.errors import ConfigError
+from tokenspeed.errors import ConfigError, nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,11 +52,3 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Called by argparse for a flag that lacks its value or has a wrong one."""
         raise ConfigError(message.removeprefix("argument "))
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the known word that is most like `word`, or nothing."""
-    import difflib  # only an error needs it
-
-    matches = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""

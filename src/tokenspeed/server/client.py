@@ -104,13 +104,11 @@ class EngineClient:
             (self._from_ranks, "from_rank0"),
         )
         for socket, name in sockets:
-            path = self._run_dir / name
-            if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-                raise ResourceError(f"the path {path} is too long for a socket; set TMPDIR to a shorter directory")
+            address = bind_address(self._run_dir, name)
             # No high-water mark: a send never blocks the loop, and nothing is dropped.
             socket.set_hwm(0)
             socket.linger = 0
-            socket.bind(f"ipc://{path}")
+            socket.bind(address)
 
     def close(self) -> None:
         """Close what `bind` opened."""
@@ -287,3 +285,15 @@ class EngineClient:
         except zmq.Again:
             # Rank 0 has hung up; its exit is noticed by the one who started it, and fails everything.
             log.debug("rank 0 is gone, %s was not sent", type(message).__name__)
+
+
+def bind_address(run_dir: Path, name: str) -> str:
+    """Address of one of the sockets between front and ranks.
+
+    Raises:
+        ResourceError: when the run directory's path is too long for a socket.
+    """
+    path = run_dir / name
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        raise ResourceError(f"the path {path} is too long for a socket; set TMPDIR to a shorter directory")
+    return f"ipc://{path}"

@@ -1,0 +1,1 @@
+"""What `tokenspeed.LLM` is made of."""

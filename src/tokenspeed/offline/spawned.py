@@ -1,0 +1,110 @@
+"""An engine whose ranks are processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from tokenspeed.runtime.config import Config
+from tokenspeed.runtime.protocol import EngineInfo, Failed, Message, Ready, Stop, ToEngine, ToFront
+from tokenspeed.server.client import bind_address
+from tokenspeed.server.errors import EngineLost
+from tokenspeed.server.ranks import FAILED_MESSAGE_GRACE, RANK_COMMAND
+
+POLL_MS = 200
+"""Longest wait before the processes are looked at."""
+
+EXIT_TIMEOUT_S = 10.0
+"""Seconds that the ranks get to leave after `Stop`."""
+
+
+class SpawnedEngine:
+    """Ranks as `ts serve` starts them, and the sockets to rank 0.
+
+    The kernel ends the ranks when the thread that started them ends.
+    """
+
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._ranks: list[subprocess.Popen[bytes]] = []
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
+
+    def start(self) -> EngineInfo:
+        """See `Engine`."""
+        (self._run_dir / "config.json").write_bytes(msgspec.json.encode(self._config))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._to_rank0 = self._open(zmq.PUSH, "to_rank0")
+        self._from_ranks = self._open(zmq.PULL, "from_rank0")
+        lifeline = (sys.executable, "-m", "tokenspeed.lifeline", str(os.getpid()))
+        for rank in range(self._config.parallel.tensor_parallel_size):
+            command = [*lifeline, *RANK_COMMAND, "--run-dir", str(self._run_dir), "--rank", str(rank)]
+            # A process group of its own: Ctrl-C reaches this process only.
+            self._ranks.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0))
+        while True:
+            for message in self.receive():
+                if isinstance(message, Ready):
+                    return message.info
+
+    def send(self, message: ToEngine) -> None:
+        """See `Engine`."""
+        with suppress(zmq.Again):  # rank 0 has hung up, which `receive` tells
+            self._to_rank0.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def receive(self) -> Sequence[Message]:
+        """See `Engine`."""
+        messages = self._read(POLL_MS)
+        if not messages and any(rank.poll() is not None for rank in self._ranks):
+            # A rank that ends by itself has mostly said why.
+            messages = self._read(int(FAILED_MESSAGE_GRACE * 1000))
+            if not messages:
+                raise self._loss()
+        return messages
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self.send(Stop())
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
+        for rank in self._ranks:
+            with suppress(subprocess.TimeoutExpired):
+                rank.wait(max(0.0, deadline - time.monotonic()))
+        for rank in self._ranks:
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()
+        self._ranks.clear()
+        self._to_rank0.close(linger=0)
+        self._from_ranks.close(linger=0)
+        self._context.term()
+
+    def _open(self, kind: int, name: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        # No high-water mark: a send never blocks, and nothing is dropped.
+        socket.set_hwm(0)
+        socket.bind(bind_address(self._run_dir, name))
+        return socket
+
+    def _read(self, wait_ms: int) -> list[Message]:
+        messages: list[Message] = []
+        if self._from_ranks.poll(wait_ms):
+            while self._from_ranks.poll(0):
+                message = self._decoder.decode(self._from_ranks.recv())
+                if isinstance(message, Failed):
+                    raise EngineLost(message.message, rank=message.rank, exit_code=message.exit_code)
+                messages.append(message)
+        return messages
+
+    def _loss(self) -> EngineLost:
+        rank, code = next((rank, p.returncode) for rank, p in enumerate(self._ranks) if p.returncode is not None)
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return EngineLost(f"rank {rank} ended with {how}; see its messages above", rank=rank)
