@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from tests.e2e.harness import installed_path
 from tests.tiny import tiny_llama
@@ -116,6 +117,35 @@ def test_a_chat_is_the_answer_to_its_template(llm: LLM) -> None:
     both = llm.chat([chat, chat[1:]], GREEDY)
     assert both[0].token_ids == answer.token_ids and both[1].token_ids != answer.token_ids
     assert llm.chat([], GREEDY) == []
+
+
+def test_logprobs_are_those_of_transformers(llm: LLM, model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=2)
+    for answer, of_prompt in zip(llm.generate(PROMPTS, params), llm.logprobs(PROMPTS, top=3), strict=True):
+        ids = [*answer.prompt_token_ids, *answer.token_ids]
+        with torch.inference_mode():
+            expected = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
+        told = [*of_prompt, *(answer.outputs[0].logprobs or [])]
+        assert told[0] is None and len(told) == len(ids)
+        for position, (token, at) in enumerate(zip(ids, told, strict=True)):
+            if at is None:
+                continue
+            row = expected[position - 1]
+            assert at.token_id == token and at.logprob == pytest.approx(row[token].item(), abs=2e-3)
+            top = row.topk(len(at.top))
+            assert list(at.top) == top.indices.tolist()
+            assert list(at.top.values()) == pytest.approx(top.values.tolist(), abs=2e-3)
+
+
+def test_penalties_and_biases_reach_the_sampler(llm: LLM) -> None:
+    forced = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logit_bias={42: 100})
+    assert llm.generate("x", forced)[0].token_ids == [42] * 4
+    varied = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, repetition_penalty=100.0)
+    ids = llm.generate("x", varied)[0].token_ids
+    assert len(set(ids)) == 40
 
 
 def test_requests_that_cannot_be_served_are_refused_before_any_begins(llm: LLM) -> None:
