@@ -11,6 +11,7 @@ from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.directives import Directive, StreamMessage
 from tokenspeed.runtime.engine.loop import EngineLoop
+from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.startup import Startup
 from tokenspeed.runtime.protocol import (
     CallReply,
@@ -66,7 +67,9 @@ class InProcessEngine:
         self.startup.run()
         self.scheduler = self.startup.scheduler
         self.executor = self.startup.executor
-        self.control = ControlQueue(self.scheduler, self.outbox, None)  # type: ignore[arg-type]
+        channel, outbox = self.startup.channel, self.outbox
+        self.control = ControlQueue(self.scheduler, outbox, None)  # type: ignore[arg-type]
+        self.profiler = Profiler(channel, outbox, "cpu")  # type: ignore[arg-type]
         return self
 
     def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[list[int]]:
@@ -74,7 +77,15 @@ class InProcessEngine:
         self.outbox.sent.clear()
         for index, prompt in enumerate(prompts):
             self.stream.messages.append(Submit(request_id=str(index), prompt=prompt, sampling=sampling))
-        EngineLoop(self.startup.channel, self.stream, self.outbox, self.scheduler, self.executor, self.control).run()  # type: ignore[arg-type]
+        EngineLoop(
+            self.startup.channel,
+            self.stream,
+            self.outbox,  # type: ignore[arg-type]
+            self.scheduler,
+            self.executor,
+            self.control,
+            self.profiler,
+        ).run()
         answers: list[list[int]] = [[] for _ in prompts]
         for message in self.outbox.sent:
             if isinstance(message, Outputs):

@@ -129,11 +129,37 @@ class FlushCache(ControlCall, frozen=True):
     """Forget the prefix index, so that no KV computed so far is reused."""
 
 
+ProfileActivity = Literal["CPU", "GPU", "MEM", "CUDA_PROFILER"]
+
+
+class StartProfile(ControlCall, frozen=True):
+    """Record the steps to come into files of `output_dir`; the front has filled in the directory and the id.
+
+    Ends by `StopProfile`, or by itself after `num_steps` steps. Without activities all are meant that the
+    device has for the torch profiler: CPU, and GPU on CUDA.
+    """
+
+    profile_id: str
+    output_dir: str
+    activities: tuple[ProfileActivity, ...] = ()
+    start_step: int = 0
+    """Number of the first step to record, counted from the start of the server; a past one means the next."""
+    num_steps: int | None = None
+    with_stack: bool = False
+    record_shapes: bool = False
+    profile_by_stage: bool = False
+    """Record prefill steps and decode steps apart, `num_steps` of each."""
+
+
+class StopProfile(ControlCall, frozen=True):
+    """End the profile; answered once every rank has written its files."""
+
+
 class Stop(Message, frozen=True):
     """Leave the loop after the entry that runs; what is still held or running is dropped by the front."""
 
 
-ToEngine = Submit | Abort | Reload | Pause | Continue | FlushCache | Stop
+ToEngine = Submit | Abort | Reload | Pause | Continue | FlushCache | StartProfile | StopProfile | Stop
 
 
 # ---- ranks to front ----

@@ -32,7 +32,9 @@ from tokenspeed.runtime.protocol import (
     ReloadStatus,
     RequestOutput,
     Starting,
+    StartProfile,
     Stop,
+    StopProfile,
     Submit,
     ToEngine,
     ToFront,
@@ -44,7 +46,7 @@ from tokenspeed.server.streams import TokenStream
 
 log = logging.getLogger(__name__)
 
-AnyCall = Reload | Pause | Continue | FlushCache
+AnyCall = Reload | Pause | Continue | FlushCache | StartProfile | StopProfile
 
 LONGEST_SOCKET_PATH = 107
 """Bytes of a Unix socket's address on Linux."""

@@ -18,10 +18,20 @@ from starlette.routing import Route
 
 from tokenspeed.errors import RequestError, ResourceError
 from tokenspeed.runtime.config import ControlOptions
-from tokenspeed.runtime.protocol import NOT_ENABLED, Continue, DrainMode, FlushCache, Pause, reload_failure
+from tokenspeed.runtime.protocol import (
+    NOT_ENABLED,
+    Continue,
+    DrainMode,
+    FlushCache,
+    Pause,
+    StartProfile,
+    StopProfile,
+    reload_failure,
+)
 from tokenspeed.server.client import AnyCall, EngineClient
 from tokenspeed.server.errors import EngineUnavailable
 from tokenspeed.server.metrics import Metrics
+from tokenspeed.server.profiles import ProfileRequest
 from tokenspeed.server.reloads import Body, ReloadRequest, Reloads
 
 LARGEST_BODY = 1 << 20
@@ -63,6 +73,8 @@ class ControlApp:
                 Route("/pause_generation", self.pause_generation, methods=["POST"]),
                 Route("/continue_generation", self.continue_generation, methods=["POST"]),
                 Route("/flush_cache", self.flush_cache, methods=["GET", "POST"]),
+                Route("/start_profile", self.start_profile, methods=["POST"]),
+                Route("/stop_profile", self.stop_profile, methods=["POST"]),
                 Route("/health", self.health, methods=["GET"]),
                 Route("/server_info", self.server_info, methods=["GET"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
@@ -104,6 +116,16 @@ class ControlApp:
     async def flush_cache(self, _: Request) -> Response:
         """Forget the prefix cache: no KV computed so far is used for another request."""
         return await self._call(FlushCache)
+
+    async def start_profile(self, request: Request) -> Response:
+        try:
+            fields = _decode(await _read(request) or b"{}", ProfileRequest).fields()
+        except RequestError as error:
+            return _reply(_failure("bad_request", str(error)))
+        return await self._call(StartProfile, **fields)
+
+    async def stop_profile(self, _: Request) -> Response:
+        return await self._call(StopProfile)
 
     async def health(self, _: Request) -> Response:
         """Whether requests are served; 503 with the reason while they are not. A reload that runs is no such reason."""

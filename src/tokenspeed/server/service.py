@@ -14,11 +14,12 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 
 from tokenspeed.errors import RequestError, TokenSpeedError
-from tokenspeed.runtime.protocol import FlushCache
+from tokenspeed.runtime.protocol import FlushCache, StartProfile, StopProfile
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.errors import EngineUnavailable, QueueFull, UnsupportedCall
 from tokenspeed.server.info import Description
 from tokenspeed.server.journal import Entry
+from tokenspeed.server.profiles import ProfileRequest
 from tokenspeed.server.replies import responses
 from tokenspeed.server.requests import Accepted, Intake
 from tokenspeed.server.stops import StopWatcher, TokenizerFile
@@ -126,13 +127,27 @@ class SchedulerServicer(rpc.TokenSpeedSchedulerServicer):
             await _refuse(context, error)
         return common.FlushCacheResponse(success=bool(body.get("success")), message=str(body.get("message", "")))
 
+    # ---- profiling ----
+
+    async def StartProfile(
+        self, request: common.StartProfileRequest, context: grpc.aio.ServicerContext
+    ) -> common.ProfileResponse:
+        try:
+            body = await self._client.call(StartProfile, **ProfileRequest.from_proto(request).fields())
+        except TokenSpeedError as error:
+            await _refuse(context, error)
+        return common.ProfileResponse(success=bool(body.get("success")), message=str(body.get("message", "")))
+
+    async def StopProfile(
+        self, _: common.StopProfileRequest, context: grpc.aio.ServicerContext
+    ) -> common.ProfileResponse:
+        try:
+            body = await self._client.call(StopProfile)
+        except EngineUnavailable as error:
+            await _refuse(context, error)
+        return common.ProfileResponse(success=bool(body.get("success")), message=str(body.get("message", "")))
+
     # ---- not there ----
-
-    async def StartProfile(self, _: common.StartProfileRequest, context: grpc.aio.ServicerContext) -> NoReturn:
-        await _refuse(context, UnsupportedCall("this server has no profiler yet"))
-
-    async def StopProfile(self, _: common.StopProfileRequest, context: grpc.aio.ServicerContext) -> NoReturn:
-        await _refuse(context, UnsupportedCall("this server has no profiler yet"))
 
     async def GetTokenizer(
         self, _: common.GetTokenizerRequest, context: grpc.aio.ServicerContext

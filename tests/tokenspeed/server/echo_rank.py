@@ -33,7 +33,9 @@ from tokenspeed.runtime.protocol import (
     ReloadStatus,
     RequestOutput,
     Starting,
+    StartProfile,
     Stop,
+    StopProfile,
     Submit,
     ToEngine,
     ToFront,
@@ -146,6 +148,8 @@ class EchoEngine:
                 self.send(CallReply(call=message.call, body={"success": True, "message": "goes on"}))
             case FlushCache():
                 self.send(CallReply(call=message.call, body={"success": True, "message": "flushed"}))
+            case StartProfile() | StopProfile():
+                self.send(CallReply(call=message.call, body={"success": True, "message": "profiled"}))
             case Reload():
                 self.reload(message)
 

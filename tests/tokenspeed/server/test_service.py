@@ -135,8 +135,6 @@ async def test_a_request_that_cannot_be_served_is_an_invalid_argument(
 
 async def test_calls_that_are_not_there_say_so(scheduler: Any) -> None:
     calls = [
-        scheduler.StartProfile(common.StartProfileRequest()),
-        scheduler.StopProfile(common.StopProfileRequest()),
         scheduler.GetTokenizer(common.GetTokenizerRequest()).read(),
         scheduler.SubscribeKvEvents(common.SubscribeKvEventsRequest()).read(),
     ]
@@ -145,6 +143,28 @@ async def test_calls_that_are_not_there_say_so(scheduler: Any) -> None:
             await call
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
         assert caught.value.details().startswith("this server")
+
+
+async def test_a_profile_reaches_the_engine_with_all_that_was_left_open_filled_in(scheduler: Any, front: Any) -> None:
+    asked = common.StartProfileRequest(output_dir="/tmp/p", num_steps=3, activities=["CPU", "CPU"], record_shapes=True)
+    assert (await scheduler.StartProfile(asked)).success
+    assert (await scheduler.StopProfile(common.StopProfileRequest())).success
+    (start,) = front.received("StartProfile")
+    assert start.pop("profile_id")
+    assert {name: start[name] for name in ("output_dir", "num_steps", "start_step", "activities")} == {
+        "output_dir": "/tmp/p",
+        "num_steps": 3,
+        "start_step": 0,
+        "activities": ["CPU"],
+    }
+    assert [start[name] for name in ("with_stack", "record_shapes", "profile_by_stage")] == [False, True, False]
+
+
+@pytest.mark.parametrize("fields", [{"num_steps": 0}, {"start_step": -1}, {"activities": ["cpu"]}])
+async def test_a_profile_that_cannot_be_made_is_an_invalid_argument(scheduler: Any, fields: dict[str, Any]) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await scheduler.StartProfile(common.StartProfileRequest(**fields))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_the_engine_describes_itself(scheduler: Any, front: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tokenspeed.runtime.protocol import Abort, Continue, FlushCache, Message, Pause, Reload, Stop, Submit
+from tokenspeed.runtime.protocol import Message, ToEngine
 
 
 class Begin(Message, frozen=True):
@@ -32,7 +32,7 @@ class Expire(Message, frozen=True):
 
 
 Directive = Begin | Settle | Expire
-StreamMessage = Submit | Abort | Reload | Pause | Continue | FlushCache | Stop | Begin | Settle | Expire
+StreamMessage = ToEngine | Directive
 
 encoder = msgspec.msgpack.Encoder()
 decoder = msgspec.msgpack.Decoder(list[StreamMessage])

@@ -10,6 +10,7 @@ from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.directives import Begin, Expire, Settle, StreamMessage
 from tokenspeed.runtime.engine.outbox import Outbox
+from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.stream import Stream
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.pending import PendingStep
@@ -20,7 +21,9 @@ from tokenspeed.runtime.protocol import (
     FlushCache,
     Pause,
     Reload,
+    StartProfile,
     Stop,
+    StopProfile,
     Submit,
 )
 from tokenspeed.runtime.scheduler.batch import Batch
@@ -52,6 +55,7 @@ class EngineLoop:
         scheduler: Scheduler,
         executor: Executor,
         control: ControlQueue,
+        profiler: Profiler,
         overlap: bool = False,
     ):
         self.channel = channel
@@ -60,6 +64,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self.executor = executor
         self.control = control
+        self.profiler = profiler
         self.overlap = overlap
         self._flight: Flight | None = None
         self._stopped = False
@@ -99,12 +104,15 @@ class EngineLoop:
 
     def _launch(self, batch: Batch) -> Flight | None:
         """Start one step. Edited code may fail in a batch that warm-up did not run: its requests end, no others."""
+        self.profiler.before(batch)
         try:
             return Flight(batch, self.executor.launch(batch))
         except BaseException as error:
             self._commit()
             self._fail(batch, error)
             return None
+        finally:
+            self.profiler.after(batch)
 
     def _commit(self) -> None:
         """Wait for the step in flight, if there is one, and take what it computed."""
@@ -148,5 +156,9 @@ class EngineLoop:
                 self.control.resume(message)
             case FlushCache():
                 self.control.flush(message)
+            case StartProfile():
+                self.profiler.start(message)
+            case StopProfile():
+                self.profiler.stop(message)
             case Stop():
                 self._stopped = True

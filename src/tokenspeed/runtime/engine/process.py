@@ -15,6 +15,7 @@ from tokenspeed.runtime.distributed.world import leave
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.loop import EngineLoop
 from tokenspeed.runtime.engine.outbox import Outbox
+from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.startup import Startup
 from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
 from tokenspeed.runtime.protocol import FIRST_WEIGHT_VERSION, Ready, Reload, ReloadStatus
@@ -74,7 +75,8 @@ def build(config: Config, channel: Channel, stream: Stream, outbox: Outbox, relo
     startup.run()
     reload = _forward_reload(startup, channel, outbox, reloader) if reloader is not None else None
     control = ControlQueue(startup.scheduler, outbox, reload)
-    loop = EngineLoop(channel, stream, outbox, startup.scheduler, startup.executor, control)
+    profiler = Profiler(channel, outbox, startup.device.type)
+    loop = EngineLoop(channel, stream, outbox, startup.scheduler, startup.executor, control, profiler)
     outbox.send(Ready(info=startup.info()))
     return loop
 
