@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +65,25 @@ def test_files_of_the_overlay_that_nothing_reads_are_named(server: Server) -> No
     server.replace(ACTIVATION, SILU, "    return silu(gate) - up\n")
     (note,) = server.reload()["notes"]
     assert str(misplaced) in note
+
+
+def test_the_command_and_the_log_tell_where_an_edit_failed_and_what_serves(server: Server) -> None:
+    path = server.replace(ACTIVATION, SILU, "    return silu(gate) * upp\n")
+    command = [sys.executable, "-m", "tokenspeed.cli.main", "reload-forward", "--url", server.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    line = path.read_text().splitlines().index(SILU.rstrip("\n").replace("up", "upp")) + 1
+    lines = done.stderr.splitlines()
+    first = lines.index("not reloaded in phase warm on rank 0: NameError: name 'upp' is not defined")
+    assert lines[first + 1 : first + 3] == [f"  {path}:{line}: return silu(gate) * upp", "  on the way:"]
+    assert lines[-2:] == [
+        f"    {path}:{line} in silu_and_mul: return silu(gate) * upp",
+        "undone; the old code serves on",
+    ]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"not reloaded: failed in warm on rank 0: NameError: name 'upp' is not defined ({path}" in server.output()
+    server.replace(ACTIVATION, "upp", "up.neg()")
+    assert server.reload()["success"]
+    assert re.search(r"INFO .*reload \w+: reloaded tokenspeed_kernel\.ops\.activation\.reference and", server.output())
 
 
 def test_answers_are_those_of_a_start_with_the_same_files(server: Server, tiny_model: Path, tmp_path: Path) -> None:
