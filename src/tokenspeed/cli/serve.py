@@ -7,6 +7,7 @@ import argparse
 from tokenspeed.cli.flags import add_flags, config_from
 from tokenspeed.cli.gateway_flags import add_gateway_flags
 from tokenspeed.cli.parser import Parser
+from tokenspeed.modelname import locate
 
 FLAGS_FROM_ELSEWHERE = {
     "--chunked-prefill-size": "--max-num-batched-tokens bounds the tokens of a step here",
@@ -40,7 +41,8 @@ def run(namespace: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; 0 after an orderly stop."""
     gateway_flags: list[str] = namespace.gateway_flags
     config = config_from(namespace)
+    locate(config.model.model, config.model.revision)
 
-    from tokenspeed.gateway.stack import serve  # after parsing, so that --help and errors stay fast
+    from tokenspeed.gateway.stack import serve  # after these checks, so that --help and errors stay fast
 
     return serve(config, gateway_flags=gateway_flags)

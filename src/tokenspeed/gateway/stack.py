@@ -21,7 +21,6 @@ from tokenspeed.gateway.ports import LOOPBACK, Address, claim
 from tokenspeed.gateway.smg import require_smg, smg_command, smg_environment, started_smg, until_served
 from tokenspeed.gateway.smg_flags import check_gateway_flags
 from tokenspeed.gateway.stopping import StopAsked, Stopping
-from tokenspeed.modelname import locate
 from tokenspeed.runtime.config import Config
 
 logger = logging.getLogger(__name__)
@@ -142,7 +141,6 @@ class Stack:
         port = self._config.serve.port
         if port == self._config.control.rl_control_port != 0:
             raise ConfigError(f"--port and --rl-control-port are both {port}; give two different ones")
-        locate(self._config.model.model, self._config.model.revision)
         require_smg()
         if self._gateway_flags:
             check_gateway_flags(self._gateway_flags)

@@ -76,7 +76,14 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(arguments: list[st
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["version"], ["serve", "--help"], ["serve", "m", "--zzz"], ["reload-forward", "--help"]],
+    [
+        ["--help"],
+        ["version"],
+        ["serve", "--help"],
+        ["serve", "m", "--zzz"],
+        ["serve", "/no/such/model"],
+        ["reload-forward", "--help"],
+    ],
 )
 def test_start_up_imports_only_the_standard_library(arguments: list[str]) -> None:
     program = """
