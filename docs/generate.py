@@ -156,7 +156,8 @@ def _type_text(hint: Any) -> str:
     plain = _without_none(hint)
     origin, arguments = get_origin(plain), get_args(plain)
     if origin is tuple:
-        return f"list of {_type_text(arguments[0])}s"
+        item = _type_text(arguments[0])
+        return f"list of {item if item.startswith('`') else f'{item}s'}"
     if arguments:
         return ", ".join(f"`{choice}`" for choice in arguments)
     return {str: "string", int: "integer", float: "number", bool: "boolean"}.get(plain, "object")

@@ -35,7 +35,7 @@ class LLM:
     """A model that is loaded now and answers until `close`.
 
     Args:
-        model: a Hugging Face directory, a .gguf file, or the name smollm2.
+        model: a Hugging Face directory, a .gguf file, a hub id, or the name smollm2.
         config: the settings of `ts serve` that have to do with the model, with underscores: `dtype`,
             `max_model_len`, `max_num_seqs`, `tensor_parallel_size`, `allow_reload_forward` and so on.
 

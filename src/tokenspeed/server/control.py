@@ -118,6 +118,7 @@ class ControlApp:
         return await self._call(FlushCache)
 
     async def start_profile(self, request: Request) -> Response:
+        """Record the steps to come on every rank with the torch profiler. The gateway has `/start_profile` as well."""
         try:
             fields = _decode(await _read(request) or b"{}", ProfileRequest).fields()
         except RequestError as error:
@@ -125,6 +126,7 @@ class ControlApp:
         return await self._call(StartProfile, **fields)
 
     async def stop_profile(self, _: Request) -> Response:
+        """End the profile; answers once every rank has written its files, whose names are in `files`."""
         return await self._call(StopProfile)
 
     async def health(self, _: Request) -> Response:

@@ -25,13 +25,21 @@ class ProfileRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The body of `POST /start_profile`, as SGLang has it; null is as good as leaving a field out."""
 
     output_dir: str | None = None
+    """Directory for the files; null is `$TOKENSPEED_PROFILER_DIR`, else the temporary directory."""
     start_step: int | None = None
+    """Number of the first step to record, counted from the start of the server; a past one means the next."""
     num_steps: int | None = None
+    """End after so many steps; null goes on until `stop_profile`."""
     activities: tuple[ProfileActivity, ...] | None = None
+    """`CPU`, `GPU`, `MEM` or `CUDA_PROFILER`; null is all that the torch profiler has on this device."""
     with_stack: bool | None = None
+    """Record Python stacks."""
     record_shapes: bool | None = None
+    """Record the shapes of the operators' inputs."""
     profile_by_stage: bool | None = None
+    """Record prefill steps and decode steps apart, `num_steps` of each."""
     profile_id: str | None = None
+    """Begins the files' names; null is the time."""
 
     @classmethod
     def from_proto(cls, request: common.StartProfileRequest) -> ProfileRequest:
