@@ -57,7 +57,9 @@ class MemoryOutbox:
 class InProcessEngine:
     """An engine that the test drives."""
 
-    def __init__(self, config: Config, run_dir: Path):
+    def __init__(self, config: Config, run_dir: Path, *, overlap: bool | None = None):
+        """`overlap` None is what a server does on this device."""
+        self.overlap = overlap
         self.outbox = MemoryOutbox()
         self.startup = Startup(config, Channel(0, 1, run_dir), self.outbox)  # type: ignore[arg-type]
         self.stream = MemoryStream()
@@ -69,15 +71,14 @@ class InProcessEngine:
         self.executor = self.startup.executor
         channel, outbox = self.startup.channel, self.outbox
         self.control = ControlQueue(self.scheduler, outbox, None)  # type: ignore[arg-type]
-        self.profiler = Profiler(channel, outbox, "cpu")  # type: ignore[arg-type]
+        self.profiler = Profiler(channel, outbox, self.startup.device.type)  # type: ignore[arg-type]
+        if self.overlap is None:
+            self.overlap = self.startup.device.type != "cpu"
         return self
 
-    def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[list[int]]:
-        """The answers to `prompts`, all submitted at once."""
-        self.outbox.sent.clear()
-        for index, prompt in enumerate(prompts):
-            self.stream.messages.append(Submit(request_id=str(index), prompt=prompt, sampling=sampling))
-        EngineLoop(
+    def loop(self) -> EngineLoop:
+        """A loop over what was submitted; it stops where it would wait for more."""
+        return EngineLoop(
             self.startup.channel,
             self.stream,
             self.outbox,  # type: ignore[arg-type]
@@ -85,7 +86,15 @@ class InProcessEngine:
             self.executor,
             self.control,
             self.profiler,
-        ).run()
+            bool(self.overlap),
+        )
+
+    def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[list[int]]:
+        """The answers to `prompts`, all submitted at once."""
+        self.outbox.sent.clear()
+        for index, prompt in enumerate(prompts):
+            self.stream.messages.append(Submit(request_id=str(index), prompt=prompt, sampling=sampling))
+        self.loop().run()
         answers: list[list[int]] = [[] for _ in prompts]
         for message in self.outbox.sent:
             if isinstance(message, Outputs):

@@ -72,7 +72,7 @@ class ModelOptions:
         "type of weights and activations; auto is float32 on a CPU and the checkpoint's own elsewhere",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    device: str = option("auto", "where the model runs; this version serves on a CPU", choices=("auto", "cpu", "cuda"))
+    device: str = option("auto", "where the model runs; auto is a GPU if there is one", choices=("auto", "cpu", "cuda"))
     load_format: str = option(
         "auto",
         "form of the weights; dummy fills them with random numbers and needs only config.json",
@@ -114,6 +114,12 @@ class CacheOptions:
     )
     max_total_tokens: int | None = option(
         None, "tokens of the KV cache (default: what the memory allows)", metavar="TOKENS"
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "part of a GPU's memory that the server may use, weights and graphs included",
+        aliases=("--mem-fraction-static",),
+        metavar="FRACTION",
     )
     enable_prefix_caching: bool = option(
         True, "reuse the KV of earlier prompts that start alike", negations=("--disable-radix-cache",)
@@ -230,6 +236,8 @@ def validate(config: Config) -> None:
             _at_least(flag, value, 2)
     if config.graphs.prefill_graph_max_tokens not in (None, 0):
         _at_least("--prefill-graph-max-tokens", config.graphs.prefill_graph_max_tokens, SMALLEST_PREFILL_BUCKET)
+    if not 0 < config.cache.gpu_memory_utilization <= 1:
+        raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
     if not 0 <= config.serve.drain_timeout <= LARGEST:
         raise ConfigError(f"--drain-timeout must be between 0 and {LARGEST} seconds")
     if not -(2**63) <= config.model.seed < 2**64:

@@ -219,6 +219,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Captured prefill buckets, in tokens."""
     startup: dict[str, float] = {}
     """Seconds of each start-up phase."""
+    kernels_compiled: int = 0
+    """Kernels that start-up had to compile; those that it found in a cache on disk are not counted."""
+    kernels_compiled_seconds: float = 0.0
 
 
 class Ready(Message, frozen=True):

@@ -33,8 +33,21 @@ class KVShape:
         return per_token * self.block_size
 
 
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Bytes that the cache may take: `share` by default, and `most` where a size is asked for."""
+
+    share: int
+    most: int
+
+    @classmethod
+    def of_host(cls, free: int) -> MemoryBudget:
+        """On a CPU, where `free` bytes are free for this rank."""
+        return cls(min(int(free * CPU_SHARE), CPU_LIMIT), free)
+
+
 def plan_blocks(
-    shape: KVShape, max_total_tokens: int | None, max_model_len: int, max_num_seqs: int, free_bytes: int
+    shape: KVShape, max_total_tokens: int | None, max_model_len: int, max_num_seqs: int, budget: MemoryBudget
 ) -> int:
     """Usable blocks of the cache (the scratch block comes on top).
 
@@ -43,21 +56,20 @@ def plan_blocks(
         max_total_tokens: tokens asked for, or None for what the memory allows.
         max_model_len: tokens of the longest request; a cache that cannot hold one such request is refused.
         max_num_seqs: requests that may run at once; more blocks than they can fill are not taken.
-        free_bytes: memory that is free now.
+        budget: what the cache may take.
 
     Raises:
         ResourceError: when the memory does not hold the cache, or the cache not one request.
     """
     needed = -(-max_model_len // shape.block_size)
     if max_total_tokens is None:
-        budget = min(int(free_bytes * CPU_SHARE), CPU_LIMIT)
-        blocks = min(budget // shape.block_bytes - 1, needed * max_num_seqs)
+        blocks = min(budget.share // shape.block_bytes - 1, needed * max_num_seqs)
     else:
         blocks = max_total_tokens // shape.block_size
-        if (blocks + 1) * shape.block_bytes > free_bytes:
+        if (blocks + 1) * shape.block_bytes > budget.most:
             raise ResourceError(
                 f"--max-total-tokens {max_total_tokens} needs {_mib((blocks + 1) * shape.block_bytes)} of KV cache "
-                f"and only {_mib(free_bytes)} are free; lower it"
+                f"and only {_mib(max(budget.most, 0))} are free; lower it"
             )
     if blocks < needed:
         raise ResourceError(

@@ -15,7 +15,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 """How long a rank waits for the others in one collective. An idle rank waits in the message stream, not in one."""
 
 
-def join(rank: int, size: int, run_dir: Path) -> Group:
+def join(rank: int, size: int, run_dir: Path, device: torch.device) -> Group:
     """Meet the other ranks and return the tensor-parallel group.
 
     One rank alone needs no torch.distributed. The ranks find each other through a file in `run_dir`, so that
@@ -26,7 +26,15 @@ def join(rank: int, size: int, run_dir: Path) -> Group:
     # One machine: without this gloo looks up the host's name, which may resolve to nothing.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = torch.distributed.FileStore(str(run_dir / "store"), size)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
+    on_gpu = device.type == "cuda"
+    torch.distributed.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=COLLECTIVE_TIMEOUT,
+        device_id=device if on_gpu else None,
+    )
     process_group = torch.distributed.group.WORLD
     assert process_group is not None
     return Group("tp", rank, size, Communicator(process_group, size))

@@ -76,7 +76,8 @@ def build(config: Config, channel: Channel, stream: Stream, outbox: Outbox, relo
     reload = _forward_reload(startup, channel, outbox, reloader) if reloader is not None else None
     control = ControlQueue(startup.scheduler, outbox, reload)
     profiler = Profiler(channel, outbox, startup.device.type)
-    loop = EngineLoop(channel, stream, outbox, startup.scheduler, startup.executor, control, profiler)
+    overlap = startup.device.type != "cpu"  # on a CPU nothing runs beside the host
+    loop = EngineLoop(channel, stream, outbox, startup.scheduler, startup.executor, control, profiler, overlap)
     outbox.send(Ready(info=startup.info()))
     return loop
 

@@ -12,18 +12,23 @@ from dataclasses import replace
 import psutil
 import torch
 
-from tokenspeed.errors import ConfigError, ModelError, ResourceError
+from tokenspeed.errors import ConfigError, ModelError
 from tokenspeed.forward import FORWARD_PACKAGES
 from tokenspeed.runtime.cache.manager import KVCacheManager
-from tokenspeed.runtime.cache.pool import KVPool, KVShape, plan_blocks
+from tokenspeed.runtime.cache.pool import KVPool, KVShape, MemoryBudget, plan_blocks
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.world import join
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.execution.buffers import BatchBuffers, BufferLimits
 from tokenspeed.runtime.execution.capture_plan import plan_capture
+from tokenspeed.runtime.execution.device import missing_parts, pick_device, pick_dtype
 from tokenspeed.runtime.execution.executor import Executor
+from tokenspeed.runtime.execution.graphs.base import GraphBackend
 from tokenspeed.runtime.execution.graphs.cpu import CpuGraphBackend
+from tokenspeed.runtime.execution.graphs.cuda import CudaGraphBackend, open_graph_memory
+from tokenspeed.runtime.execution.graphs.cuda_nodes import NodeReader
+from tokenspeed.runtime.execution.memory import check_weights_fit, measure
 from tokenspeed.runtime.loader.source import ModelSource, resolve
 from tokenspeed.runtime.loader.weights import load_weights
 from tokenspeed.runtime.models.base import CausalLM
@@ -32,6 +37,7 @@ from tokenspeed.runtime.protocol import EngineInfo, Starting
 from tokenspeed.runtime.sampling.sampler import Sampler
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
+from tokenspeed_kernel.jit import count_compiles
 
 
 class Startup:
@@ -42,6 +48,7 @@ class Startup:
         self.channel = channel
         self.outbox = outbox
         self.seconds: dict[str, float] = {}
+        self.executor: Executor
 
     def run(self) -> None:
         """Go through all phases.
@@ -49,30 +56,61 @@ class Startup:
         Raises:
             TokenSpeedError: with one sentence for the user.
         """
-        self.device = pick_device(self.config.model.device)
+        with count_compiles() as self.jit:
+            self._run()
+        # What start-up made lives as long as the process; later collections need not walk it.
+        gc.collect()
+        gc.freeze()
+
+    def _run(self) -> None:
+        with self._phase("device") as progress:
+            self.device = pick_device(self.config.model.device, self.channel.rank, self.channel.size)
+            for sentence in missing_parts(self.device):
+                progress(sentence)
         with self._phase("resolve"):
             self.source = self._resolve()
             self.max_model_len = longest_request(self.config, self.source)
         with self._phase("build"):
             self._limit_threads()
-            self.group = join(self.channel.rank, self.channel.size, self.channel.run_dir)
+            self.group = join(self.channel.rank, self.channel.size, self.channel.run_dir, self.device)
             self.dtype = pick_dtype(self.config.model.dtype, self.source.config.torch_dtype, self.device)
             model = build_model(self.source.config, self.group)
+            if self.device.type == "cuda":
+                check_weights_fit(model, self.dtype, self.device)
             model.materialize(self.device, self.dtype)
         with self._phase("load"):
             load_weights(model, self.source, self.config.model.seed, self.device, self.dtype)
             model.plan(self.device, self.dtype)
-        with self._phase("kv"):
-            self.pool = self._allocate_kv(model)
-        self.executor = self._executor(model)
-        with self._phase("warm") as progress:
-            self.executor.warm(progress)
+        self.shape = self._kv_shape(model)
+        if self.device.type == "cuda":
+            budget = self._prepare_gpu(model)
+        else:
+            budget = MemoryBudget.of_host(psutil.virtual_memory().available // self.channel.size)
+        with self._phase("kv") as progress:
+            pool = self._allocate_kv(budget)
+            progress(f"{(pool.num_blocks - 1) * pool.shape.block_size} tokens")
+        if self.device.type == "cuda":
+            self.executor.pool = pool
+        else:
+            self.executor = self._executor(model, pool)
+            with self._phase("warm") as progress:
+                self.executor.warm(progress)
         with self._phase("graphs") as progress:
             self.executor.generation = self.executor.capture(0, progress)
         self.scheduler = self._scheduler()
-        # What start-up made lives as long as the process; later collections need not walk it.
-        gc.collect()
-        gc.freeze()
+
+    def _prepare_gpu(self, model: CausalLM) -> MemoryBudget:
+        """Warm up on a pool that is nothing but the scratch block, and measure what is left for the real one."""
+        scratch = KVPool(self.shape, 1, self.device)
+        scratch.allocate()
+        self.executor = self._executor(model, scratch)
+        with self._phase("warm") as progress:
+            self.executor.warm(progress)
+        with self._phase("measure") as progress:
+            generations = 2 if self.config.reload.allow_reload_forward else 1
+            use = measure(self.executor, generations, progress)
+            progress(str(use))
+        return MemoryBudget(use.left(self.config.cache.gpu_memory_utilization), use.left(1.0))
 
     def info(self) -> EngineInfo:
         """What is served, for the front."""
@@ -96,6 +134,8 @@ class Startup:
             decode_graphs=tuple(generation.decode),
             prefill_graphs=tuple(generation.prefill),
             startup={name: round(seconds, 3) for name, seconds in self.seconds.items()},
+            kernels_compiled=self.jit.compiled,
+            kernels_compiled_seconds=round(self.jit.seconds, 3),
         )
 
     def _resolve(self) -> ModelSource:
@@ -111,29 +151,31 @@ class Startup:
         self.channel.broadcast(os.fsencode(source.path))
         return source
 
-    def _allocate_kv(self, model: CausalLM) -> KVPool:
-        shape = KVShape(
+    def _kv_shape(self, model: CausalLM) -> KVShape:
+        return KVShape(
             num_layers=model.config.num_layers,
             num_kv_heads=model.config.local_kv_heads(self.channel.size),
             head_dim=model.config.head_dim,
             block_size=self.config.cache.block_size,
             dtype=self.dtype,
         )
+
+    def _allocate_kv(self, budget: MemoryBudget) -> KVPool:
         # Every rank plans with rank 0's view of the memory, so that all have as many blocks.
-        free = int(self.channel.broadcast(str(self._free_bytes()).encode() if self.channel.rank == 0 else None))
+        mine = f"{budget.share},{budget.most}".encode() if self.channel.rank == 0 else None
+        share, most = self.channel.broadcast(mine).split(b",")
         blocks = plan_blocks(
-            shape, self.config.cache.max_total_tokens, self.max_model_len, self.config.scheduler.max_num_seqs, free
+            self.shape,
+            self.config.cache.max_total_tokens,
+            self.max_model_len,
+            self.config.scheduler.max_num_seqs,
+            MemoryBudget(int(share), int(most)),
         )
-        pool = KVPool(shape, blocks + 1, self.device)
-        pool.allocate()
-        return pool
+        self.pool = KVPool(self.shape, blocks + 1, self.device)
+        self.pool.allocate()
+        return self.pool
 
-    def _free_bytes(self) -> int:
-        """Memory that one of the ranks of this machine may take."""
-        available: int = psutil.virtual_memory().available
-        return available // self.channel.size
-
-    def _executor(self, model: CausalLM) -> Executor:
+    def _executor(self, model: CausalLM, pool: KVPool) -> Executor:
         scheduler = self.config.scheduler
         limits = BufferLimits(
             max_tokens=max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
@@ -143,9 +185,21 @@ class Startup:
         buffers = BatchBuffers(limits, self.config.cache.block_size, self.device)
         buffers.allocate()
         plan = plan_capture(self.config, self.device.type)
-        executor = Executor(model, Sampler(), self.pool, buffers, plan, lambda: CpuGraphBackend(FORWARD_PACKAGES))
+        on_gpu = self.device.type == "cuda"
+        executor = Executor(model, Sampler(), pool, buffers, plan, self._graph_backends(), sample_on_device=on_gpu)
         executor.allocate(self.source.config.vocab_size, self.source.config.hidden_size, self.dtype)
         return executor
+
+    def _graph_backends(self) -> Callable[[], GraphBackend]:
+        """What makes the backend of each generation."""
+        if self.device.type != "cuda":
+            return lambda: CpuGraphBackend(FORWARD_PACKAGES)
+        memory, reader = open_graph_memory(self.device), NodeReader()
+        if not reader.open():
+            self._say("warm")(
+                "cuda-bindings is not installed: graphs are served but not listed; install tokenspeed[gpu]"
+            )
+        return lambda: CudaGraphBackend(memory, FORWARD_PACKAGES, reader)
 
     def _scheduler(self) -> Scheduler:
         limits = SchedulerLimits(
@@ -178,27 +232,6 @@ class Startup:
 
     def _say(self, phase: str) -> Callable[[str], None]:
         return lambda detail: self.outbox.send(Starting(phase=phase, detail=detail))
-
-
-def pick_device(asked: str) -> torch.device:
-    """The device to run on.
-
-    Raises:
-        ConfigError: for a device that this version does not serve on.
-        ResourceError: for a device that is not there.
-    """
-    if asked == "cuda":
-        if not torch.cuda.is_available():
-            raise ResourceError("--device cuda finds no CUDA device; use --device cpu")
-        raise ConfigError("--device cuda is not served yet; use --device cpu")
-    return torch.device("cpu")
-
-
-def pick_dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
-    """Type of weights and activations; auto is float32 on a CPU and the checkpoint's type elsewhere."""
-    name = asked if asked != "auto" else ("float32" if device.type == "cpu" else checkpoint)
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
 
 
 def longest_request(config: Config, source: ModelSource) -> int:

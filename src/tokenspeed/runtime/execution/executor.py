@@ -12,7 +12,7 @@ from tokenspeed.runtime.cache.pool import KVPool
 from tokenspeed.runtime.execution.buffers import BatchBuffers, BufferLimits, DeviceInputs
 from tokenspeed.runtime.execution.capture_plan import CapturePlan
 from tokenspeed.runtime.execution.generation import Generation
-from tokenspeed.runtime.execution.graphs.base import Graph, GraphBackend
+from tokenspeed.runtime.execution.graphs.base import Graph, GraphBackend, GraphKind
 from tokenspeed.runtime.execution.inputs import StepShape
 from tokenspeed.runtime.execution.pending import PendingStep, WantedLogprobs
 from tokenspeed.runtime.models.base import CausalLM
@@ -138,6 +138,34 @@ class Executor:
         progress("decode")
         for shape in self.dummies.decode:
             self._warm_sampler(self._warm_logits(shape), shape)
+
+    @torch.inference_mode()
+    def run_largest(self) -> None:
+        """Run the dummy step that takes most memory, eagerly: as many tokens and samples as a step can have."""
+        limits = self.buffers.limits
+        rows = min(limits.max_rows, limits.max_tokens)
+        shape = StepShape(limits.max_tokens, rows, -(-limits.max_tokens // rows), limits.max_blocks_per_row)
+        logits = self._warm_logits(shape)
+        self._sample_plain(logits, self.buffers.inputs(shape))
+
+    @torch.inference_mode()
+    def capture_one(self, kind: GraphKind, size: int) -> Graph:
+        """Capture one step with the code as it is now; the caller drops it."""
+        backend = self.make_backend()
+        with backend.session():
+            if kind == "decode":
+                return self._capture_decode(backend, self._decode_shape(size))
+            return self._capture_prefill(backend, self._prefill_shape(size))
+
+    def install(self, generation: Generation) -> None:
+        """Let `generation` serve from now on, and drop the one before it: nothing of it is running."""
+        self.synchronize()
+        self.generation = generation
+
+    def synchronize(self) -> None:
+        """Wait until the device has nothing left to do."""
+        if self.buffers.device.type == "cuda":
+            torch.cuda.synchronize(self.buffers.device)
 
     def _warm_logits(self, shape: StepShape) -> torch.Tensor:
         self.buffers.fill_dummy(shape)

@@ -87,7 +87,7 @@ class ForwardReload:
             attempt.undo()
             return self._failed(call, error)
         self.status("committing", call, "")
-        self.executor.generation = generation
+        self.executor.install(generation)
         self.scheduler.reseed_cache(generation.number, self.weight_version)
         report = attempt.commit()
         report.notes.extend(overlay_note(self.reloader.strays()))

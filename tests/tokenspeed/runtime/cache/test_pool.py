@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tokenspeed.errors import ResourceError
-from tokenspeed.runtime.cache.pool import CPU_LIMIT, CPU_SHARE, KVPool, KVShape, plan_blocks
+from tokenspeed.runtime.cache.pool import CPU_LIMIT, CPU_SHARE, KVPool, KVShape, MemoryBudget, plan_blocks
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=8, block_size=16, dtype=torch.float32)
-PLENTY = 64 << 30
+PLENTY = MemoryBudget.of_host(64 << 30)
 
 
 def test_a_block_costs_keys_and_values_of_every_layer() -> None:
@@ -17,31 +17,39 @@ def test_a_block_costs_keys_and_values_of_every_layer() -> None:
 
 
 def test_tokens_asked_for_are_rounded_down_to_blocks() -> None:
-    assert plan_blocks(SHAPE, 1000, max_model_len=100, max_num_seqs=4, free_bytes=PLENTY) == 62
+    assert plan_blocks(SHAPE, 1000, max_model_len=100, max_num_seqs=4, budget=PLENTY) == 62
 
 
 def test_by_default_no_more_is_taken_than_the_requests_can_fill() -> None:
-    assert plan_blocks(SHAPE, None, max_model_len=100, max_num_seqs=4, free_bytes=PLENTY) == 7 * 4
+    assert plan_blocks(SHAPE, None, max_model_len=100, max_num_seqs=4, budget=PLENTY) == 7 * 4
 
 
 def test_by_default_a_share_of_the_free_memory_is_the_limit() -> None:
-    free = 100 * SHAPE.block_bytes
-    assert plan_blocks(SHAPE, None, max_model_len=16, max_num_seqs=1000, free_bytes=free) == int(100 * CPU_SHARE) - 1
+    free = MemoryBudget.of_host(100 * SHAPE.block_bytes)
+    assert plan_blocks(SHAPE, None, max_model_len=16, max_num_seqs=1000, budget=free) == int(100 * CPU_SHARE) - 1
     assert (
-        plan_blocks(SHAPE, None, max_model_len=16, max_num_seqs=1 << 40, free_bytes=1 << 50)
+        plan_blocks(SHAPE, None, max_model_len=16, max_num_seqs=1 << 40, budget=MemoryBudget.of_host(1 << 50))
         == CPU_LIMIT // SHAPE.block_bytes - 1
     )
 
 
 def test_more_tokens_than_memory_are_refused() -> None:
     with pytest.raises(ResourceError, match=r"--max-total-tokens 1000000 needs .* lower it"):
-        plan_blocks(SHAPE, 1_000_000, max_model_len=100, max_num_seqs=4, free_bytes=1 << 20)
+        plan_blocks(SHAPE, 1_000_000, max_model_len=100, max_num_seqs=4, budget=MemoryBudget.of_host(1 << 20))
 
 
 @pytest.mark.parametrize("asked", [64, None])
 def test_a_cache_that_cannot_hold_one_request_is_refused(asked: int | None) -> None:
     with pytest.raises(ResourceError, match="fewer than one request of 4096; lower --max-model-len"):
-        plan_blocks(SHAPE, asked, max_model_len=4096, max_num_seqs=4, free_bytes=1 << 20)
+        plan_blocks(SHAPE, asked, max_model_len=4096, max_num_seqs=4, budget=MemoryBudget.of_host(1 << 20))
+
+
+def test_on_a_gpu_what_is_left_is_the_limit_and_may_be_nothing() -> None:
+    left = MemoryBudget(10 * SHAPE.block_bytes, 20 * SHAPE.block_bytes)
+    assert plan_blocks(SHAPE, None, max_model_len=16, max_num_seqs=1000, budget=left) == 9
+    assert plan_blocks(SHAPE, 19 * 16, max_model_len=16, max_num_seqs=1, budget=left) == 19
+    with pytest.raises(ResourceError, match="only 0 MiB are free"):
+        plan_blocks(SHAPE, 64, max_model_len=16, max_num_seqs=1, budget=MemoryBudget(-1, -1))
 
 
 def test_the_pool_has_one_pair_a_layer() -> None:

@@ -20,12 +20,14 @@ class CaptureError(TokenSpeedError):
 class Node:
     """One operation of a graph.
 
-    `name` is the launch name of a kernel or collective, or the overload of an ATen op (`aten.add.Tensor`).
-    `function` is the live function object that a launch called; None for ATen ops.
+    `name` is the launch name of a kernel or collective, or the overload of an ATen op (`aten.add.Tensor`); on a GPU
+    the name of the device function, or what else the node does (`memcpy`). `function` is the live Python function
+    behind it, `specialisation` what it was compiled for; None where there is none.
     """
 
     name: str
     function: Callable[..., Any] | None = None
+    specialisation: str | None = None
 
 
 class Graph(Protocol):

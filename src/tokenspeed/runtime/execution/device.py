@@ -1,0 +1,78 @@
+"""Which device a rank runs on, and what it lacks there."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+
+import torch
+
+from tokenspeed.errors import ResourceError
+
+
+def pick_device(asked: str, rank: int, ranks: int) -> torch.device:
+    """The device of `rank`; auto is a GPU where torch can use one.
+
+    Raises:
+        ResourceError: the device is not there, or there are fewer GPUs than ranks.
+    """
+    if asked == "cpu":
+        return torch.device("cpu")
+    problem = cuda_problem()
+    if problem is not None:
+        if asked == "cuda":
+            raise ResourceError(f"--device cuda cannot be used: {problem}, or use --device cpu")
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if ranks > count:
+        raise ResourceError(
+            f"--tensor-parallel-size {ranks} needs as many GPUs and this machine shows {count}; "
+            "lower it, or check CUDA_VISIBLE_DEVICES"
+        )
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def cuda_problem() -> str | None:
+    """Why torch has no GPU here, and what to do, as a clause; None when it has one."""
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA; install a CUDA build of torch"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available()
+    if usable:
+        return None
+    text = " ".join(str(warning.message) for warning in told)
+    if "too old" in text:
+        return f"the NVIDIA driver is older than CUDA {torch.version.cuda} needs; update the driver"
+    return "torch finds no CUDA device; check nvidia-smi and CUDA_VISIBLE_DEVICES"
+
+
+def missing_parts(device: torch.device) -> list[str]:
+    """What is not installed and makes this device slower, one sentence each."""
+    if device.type != "cuda":
+        return []
+    lacking = []
+    if importlib.util.find_spec("triton") is None:
+        lacking.append("Triton is not installed: all kernels are plain torch, which is slow; install tokenspeed[gpu]")
+    return lacking
+
+
+def pick_dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
+    """Type of weights and activations; auto is float32 on a CPU and the checkpoint's type elsewhere.
+
+    Raises:
+        ResourceError: the GPU cannot compute in this type.
+    """
+    name = asked if asked != "auto" else ("float32" if device.type == "cpu" else checkpoint)
+    dtype: torch.dtype = getattr(torch, name)
+    if device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
+        raise ResourceError(f"{torch.cuda.get_device_name(device)} has no bfloat16; give --dtype float16")
+    return dtype
+
+
+def free_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of GPU memory that are free, and all of it."""
+    free, total = torch.cuda.mem_get_info(device)
+    return free, total

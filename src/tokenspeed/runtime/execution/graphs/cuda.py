@@ -1,0 +1,154 @@
+"""CUDA graphs: one whole step a graph, captured on a stream and into a memory pool that all generations share."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from tokenspeed.runtime.execution.graphs.base import CaptureError, GraphKind, Node
+from tokenspeed.runtime.execution.graphs.cuda_nodes import KernelNode, NodeReader
+from tokenspeed.runtime.execution.graphs.triton_kernels import LoadedKernel, loaded_kernels
+
+CAPTURE_MODE = "relaxed"
+"""A kernel that is compiled or loaded for the first time inside a capture allocates memory, which this permits."""
+
+
+class GraphMemory:
+    """Memory pool and capture stream of the graphs of one kind.
+
+    They outlive every generation: the blocks of a pool are used again on the stream that allocated them only, so
+    that a generation with a stream of its own would keep its memory for ever.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def open(self) -> None:
+        """Make the pool and the stream, with cuBLAS's handle and workspace outside of the pool."""
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(self.stream):
+            for dtype in (torch.bfloat16, torch.float16, torch.float32):
+                square = torch.zeros(16, 16, dtype=dtype, device=self.device)
+                torch.addmm(square[0], square, square)
+                torch.mm(square, square)
+        self.stream.synchronize()
+
+
+class CudaGraph:
+    """A captured step, ready to be replayed on the current stream.
+
+    `kernels` holds every Triton kernel of the graph: what a graph launches must not be unloaded.
+    `kernel_nodes` are its kernel launches, as nodes of the template that `raw_cuda_graph` names.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        graph: torch.cuda.CUDAGraph,
+        nodes: Sequence[Node],
+        kernel_nodes: Sequence[KernelNode],
+        kernels: Mapping[int, LoadedKernel],
+    ):
+        self.label = label
+        self.graph = graph
+        self.nodes = nodes
+        self.kernel_nodes = kernel_nodes
+        self.kernels = kernels
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes: kernels, copies and fills."""
+        return len(self.nodes)
+
+    def replay(self) -> None:
+        """Launch the step; returns before it is computed."""
+        self.graph.replay()
+
+
+class CudaGraphBackend:
+    """Captures the graphs of one generation into the memory that all generations share.
+
+    `packages` are the prefixes of the modules in which Triton kernels are defined.
+    """
+
+    def __init__(self, memory: Mapping[GraphKind, GraphMemory], packages: Sequence[str], reader: NodeReader):
+        self._memory = memory
+        self._packages = packages
+        self._reader = reader
+        self._kernels: dict[int, LoadedKernel] = {}
+        self._foreign: set[int] = set()
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Let no garbage be collected meanwhile: a kernel that is unloaded while a stream captures ends the capture."""
+        torch.cuda.synchronize()
+        gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    def capture(self, step: Callable[[], None], *, kind: GraphKind, label: str) -> CudaGraph:
+        """Run `step` once on the capture stream, which computes nothing, and keep its launches. Raises CaptureError."""
+        memory = self._memory[kind]
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        memory.stream.wait_stream(torch.cuda.current_stream(memory.device))
+        with torch.inference_mode(), torch.cuda.stream(memory.stream):
+            self._record(graph, step, memory, label)
+        graph.instantiate()
+        nodes, kernel_nodes = self._reader.read(graph.raw_cuda_graph(), self._kernel)
+        used = {node.function: self._kernels[node.function] for node in kernel_nodes if node.function in self._kernels}
+        return CudaGraph(label, graph, nodes, kernel_nodes, used)
+
+    def _record(self, graph: torch.cuda.CUDAGraph, step: Callable[[], None], memory: GraphMemory, label: str) -> None:
+        graph.capture_begin(pool=memory.pool, capture_error_mode=CAPTURE_MODE)
+        try:
+            step()
+        except BaseException:
+            _abandon(graph, memory)
+            raise
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            _stop_allocating(memory)
+            raise CaptureError(f"the step {label} cannot be captured ({_first_line(error)})") from error
+
+    def _kernel(self, function: int) -> LoadedKernel | None:
+        """Triton's kernel with this handle; None for one of a library."""
+        if function not in self._kernels and function not in self._foreign:
+            self._kernels.update(loaded_kernels(self._packages))
+            if function not in self._kernels:
+                self._foreign.add(function)
+        return self._kernels.get(function)
+
+
+def open_graph_memory(device: torch.device) -> dict[GraphKind, GraphMemory]:
+    """Memory for the graphs of each kind."""
+    memory: dict[GraphKind, GraphMemory] = {"decode": GraphMemory(device), "prefill": GraphMemory(device)}
+    for part in memory.values():
+        part.open()
+    return memory
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, memory: GraphMemory) -> None:
+    """End a capture whose step failed, so that the stream and the pool can be used again."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        # What failed has made the capture invalid; torch then leaves the pool as it was in the capture.
+        _stop_allocating(memory)
+
+
+def _stop_allocating(memory: GraphMemory) -> None:
+    torch._C._cuda_endAllocateToPool(memory.stream.device_index, memory.pool)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

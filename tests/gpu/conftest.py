@@ -1,0 +1,52 @@
+"""Everything here needs a CUDA device, and neither the gateway nor a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine import InProcessEngine
+from tests.gpu.models import write_model
+from tokenspeed.runtime.config import Config, ModelOptions
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    without_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if not torch.cuda.is_available():
+                item.add_marker(without_gpu)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny(model_type, dtype)` is a directory with a small random model."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def make(model_type: str = "qwen3", dtype: str = "bfloat16") -> Path:
+        if (model_type, dtype) not in made:
+            made[model_type, dtype] = write_model(tmp_path_factory.mktemp(model_type), model_type, dtype)
+        return made[model_type, dtype]
+
+    return make
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., InProcessEngine]]:
+    """`start(model, group=options, …)` is an engine on the GPU; its memory is given back at the end."""
+    engines: list[InProcessEngine] = []
+
+    def begin(model: Path, **groups: Any) -> InProcessEngine:
+        options = ModelOptions(model=str(model), device="cuda", **groups.pop("model_options", {}))
+        engines.append(InProcessEngine(Config(model=options, **groups), tmp_path).start())
+        return engines[-1]
+
+    yield begin
+    engines.clear()
+    torch.cuda.empty_cache()
