@@ -49,6 +49,8 @@ def settings_of_one_server(draw: st.DrawFn) -> dict[str, Any]:
             values[option.name] = draw(st.booleans())
         elif kind.startswith("int"):
             values[option.name] = draw(st.integers(16, 65535))
+        elif option.name == "gpu_memory_utilization":
+            values[option.name] = draw(st.floats(0, 1, exclude_min=True))
         elif kind.startswith("float"):
             values[option.name] = draw(st.floats(0, 1e6))
         else:
