@@ -2,6 +2,7 @@
 # make test        every check, and every test
 # make check       format, lint, types and the rules of imports
 # make test-fast   every check, and the tests that need neither a model nor a server: two minutes
+# make triton      the tests of edited kernels, with every supported version of Triton
 # make demo        show a reload on a small model
 # make docs        write anew what is generated in docs/
 # make image       build the container image, for a CPU or with DEVICE=cuda
@@ -17,6 +18,7 @@ TORCH_INDEX ?=
 EXTRAS ?= dev
 DEVICE ?= cpu
 PYTEST_ARGS ?=
+TRITONS ?= 3.6.0 3.7.1 3.9.0
 
 comma := ,
 VENV := .venv
@@ -24,6 +26,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed-$(subst $(comma),-,$(EXTRAS))
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-cpu.txt
 
+KERNEL_TESTS := -c tests/tokenspeed_reload/triton/pytest.ini --rootdir . --confcutdir tests tests/tokenspeed_reload/triton
 FAST_TESTS := \
 	tests/tokenspeed_reload \
 	tests/tokenspeed/cli \
@@ -34,7 +37,7 @@ FAST_TESTS := \
 	tests/tokenspeed/runtime/scheduler \
 	tests/test_docs.py
 
-.PHONY: install test test-fast check demo docs image
+.PHONY: install test test-fast check demo docs image triton
 
 test: check
 	$(BIN)/pytest $(PYTEST_ARGS)
@@ -47,6 +50,15 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+triton: $(TRITONS:%=triton-%)
+
+# Triton up to 3.6 does not work with numpy 2.4.
+triton-%:
+	test -x $(VENV)-$@/bin/pytest || $(PYTHON) -m venv $(VENV)-$@
+	$(VENV)-$@/bin/python -m pip install --quiet --disable-pip-version-check triton==$* 'numpy<2.4' pytest
+	PYTHONPATH=src TRITON_INTERPRET=0 $(VENV)-$@/bin/pytest $(KERNEL_TESTS)/compiled.py
+	PYTHONPATH=src TRITON_INTERPRET=1 $(VENV)-$@/bin/pytest $(KERNEL_TESTS)/interpreted.py
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py

@@ -9,7 +9,7 @@ from tokenspeed_reload.errors import (
     UnknownModules,
     describe,
 )
-from tokenspeed_reload.merge import Adapter, Merge
+from tokenspeed_reload.merge import Adapter, LibraryAdapter, Merge
 from tokenspeed_reload.records import Change, Sources, SourceText
 from tokenspeed_reload.reloader import RUNS_ONCE, Reloader
 from tokenspeed_reload.report import Effect, NeedsRestart, Plan, ReloadedModule, Report, Running, Stale
@@ -21,6 +21,7 @@ __all__ = [
     "Adapter",
     "Change",
     "Effect",
+    "LibraryAdapter",
     "Merge",
     "NeedsRestart",
     "Participant",

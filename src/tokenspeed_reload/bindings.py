@@ -51,7 +51,8 @@ def _merge_value(module: ModuleInputs, name: str, held: Any, value: Any, where: 
         return resolved
     if _is_container_statement(module, name) and type(held) is type(value) and type(value) in CONTAINERS:
         return merge_container(held, value, where, merge)
-    if isinstance(value, FunctionType | type) or _wraps_function(value) or _is_own_instance(value, merge):
+    is_merged = isinstance(value, FunctionType | type) or _wraps_function(value) or _is_wrapped(value, merge)
+    if is_merged or _is_own_instance(value, merge):
         return merge.merge(held, value, where)
     if type(value) is tuple and type(held) is tuple and len(value) == len(held):
         pairs = enumerate(zip(held, value, strict=True))
@@ -63,6 +64,10 @@ def _merge_value(module: ModuleInputs, name: str, held: Any, value: Any, where: 
 def _is_own_instance(value: Any, merge: Merge) -> bool:
     """True for an instance of a class that only modules of the reload or of the recorded packages define."""
     return all(base.__module__ in merge.recorded for base in type(value).__mro__[:-1])
+
+
+def _is_wrapped(value: Any, merge: Merge) -> bool:
+    return any(library.wraps(value) for library in merge.libraries)
 
 
 def _wraps_function(value: Any) -> bool:
@@ -100,6 +105,7 @@ def _settle(
     if name.startswith("__") and name.endswith("__"):
         return
     merge.bindings += 1
+    merge.rebound.add((id(namespace), name))
     if is_value:
         merge.new_values.append((module.name, name))
     if held is not MISSING and is_atom(held):

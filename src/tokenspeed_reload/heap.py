@@ -48,6 +48,14 @@ def update_functions(objects: list[Any], merge: Merge) -> None:
             clear_cache(value, merge)
 
 
+def finish_libraries(objects: list[Any], merge: Merge) -> None:
+    """Let the adapters of libraries see the objects of their kinds."""
+    for library in merge.libraries:
+        kinds = library.kinds()
+        found = [o for o in objects if type(o) in kinds] if kinds else []
+        library.finish(found, merge)
+
+
 def _update(function: FunctionType, merge: Merge) -> None:
     code = function.__code__
     after = merge.follower(code)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tokenspeed_reload.codes import CodeMap, is_redirection, redirect
 from tokenspeed_reload.definitions import Definitions
@@ -25,6 +25,23 @@ class Adapter(Protocol):
 
     def merge(self, live: Any, new: Any, where: str, merge: Merge) -> Any:
         """Update `live`, logging each write, and return the object that stays: `live`, or else `new`."""
+
+
+@runtime_checkable
+class LibraryAdapter(Adapter, Protocol):
+    """An adapter of a library whose objects keep state about code, compiled kernels for instance."""
+
+    def begin(self, merge: Merge) -> None:
+        """Called before the first module is executed."""
+
+    def wraps(self, value: Any) -> bool:
+        """True when `value` stands for a definition, so that `NAME = make(f)` updates what NAME held."""
+
+    def kinds(self) -> set[type]:
+        """The classes whose instances, anywhere in the process, `finish` is to see."""
+
+    def finish(self, objects: list[Any], merge: Merge) -> None:
+        """Called when all modules are merged, with the objects of `kinds` that exist."""
 
 
 @dataclass
@@ -64,6 +81,8 @@ class Merge:
         codes: for each source file, which code objects follow which.
         edited: live functions that behave differently now, each after its dotted name.
         new_values: module-level values that are no longer what they were, as (module, name).
+        libraries: those of the adapters that keep an eye on a library.
+        rebound: the places whose binding changed, as (id of the namespace, name).
     """
 
     log: UndoLog
@@ -85,8 +104,13 @@ class Merge:
     edited: list[tuple[str, FunctionType]] = field(default_factory=list)
     new_values: list[tuple[str, str]] = field(default_factory=list)
     constants: dict[tuple[str, str], Constant] = field(default_factory=dict)
-    superseded: list[tuple[type, type]] = field(default_factory=list)
+    superseded: list[tuple[Any, Any]] = field(default_factory=list)
+    rebound: set[tuple[int, str]] = field(default_factory=set)
     bindings: int = 0
+    libraries: list[LibraryAdapter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.libraries = [adapter for adapter in self.adapters if isinstance(adapter, LibraryAdapter)]
 
     def merge(self, live: Any, new: Any, where: str) -> Any:
         """Let `live` take over `new` if some adapter can, and return the object that stays."""
@@ -193,6 +217,13 @@ class Merge:
         """The module of this reload in which a function or class was defined."""
         name = value.__globals__.get("__name__") if isinstance(value, FunctionType) else value.__module__
         return self.inputs.modules.get(name or "")
+
+    def decorators_changed(self, function: FunctionType) -> bool:
+        """True when the decorators in the source of a function are no longer those that were applied to it."""
+        module = self.module_of(function)
+        found = [_find(d, function.__qualname__) for d in (module.old, module.new)] if module is not None else []
+        lists = [[ast.dump(d) for d in node.decorator_list] for node in found if isinstance(node, _FUNCTIONS)]
+        return len(lists) == 2 and lists[0] != lists[1]
 
     def keeps_defaults(self, function: FunctionType) -> bool:
         """True when the defaults in the function's signature and what they read did not change."""

@@ -95,6 +95,8 @@ class Patch:
             self._log.add(ParticipantState(participant))
         self._footprint.take([sys.modules[n] for n in self._reloader.records.modules if n in sys.modules])
         self._new_modules.start()
+        for library in self._merge.libraries:
+            library.begin(self._merge)
         for name in self._sources.deleted:
             self._withdraw_all(name)
         for name, module in self._inputs.modules.items():
@@ -149,7 +151,7 @@ class Patch:
         seconds["merge"] = seconds.get("merge", 0.0) + time.perf_counter() - executed
 
     def _supersede(self, old_names: dict[str, Any]) -> None:
-        """Put new classes in the place of those that could not be updated."""
+        """Put new classes and kernels in the place of those that could not be updated."""
         if not self._merge.superseded:
             return
         with heap.thawed():
@@ -210,6 +212,7 @@ class Patch:
         gone = module.removed | (module.cleared - vars(sys.modules[module.name]).keys())
         for name in sorted(gone & old.keys()):
             self._merge.bindings += 1
+            self._merge.rebound.add((id(vars(sys.modules[module.name])), name))
             value = old[name]
             is_own = isinstance(value, FunctionType | type) and value.__module__ == module.name
             if is_own and id(value) not in self._merge.new_of:
@@ -237,6 +240,7 @@ class Patch:
             objects = gc.get_objects()
             heap.update_functions(objects, merge)
             self._report.running.extend(suspended(objects, merge.is_replaced))
+            heap.finish_libraries(objects, merge)
             del objects
             self._footprint.without_repeats({id(live) for live in merge.live_of.values()})
             self._footprint.log_into(self._log)

@@ -7,7 +7,7 @@ import gc
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import CellType, FrameType, FunctionType, ModuleType
+from types import CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from tokenspeed_reload.dependencies import import_edges
@@ -137,6 +137,9 @@ def _is_part(holder: Any, value: Any) -> bool:
     """True for holders that belong to the object itself or to this search."""
     if isinstance(holder, FrameType) or type(holder).__module__.startswith("tokenspeed_reload."):
         return True
+    if type(holder) is MethodType and holder.__self__ is value:
+        kept = {id(item) for item in getattr(value, "__dict__", {}).values()}
+        return any(id(above) in kept for above in gc.get_referrers(holder))
     if type(holder) is tuple and len(holder) == 2 and holder[0] is value:
         return True
     if isinstance(value, type):

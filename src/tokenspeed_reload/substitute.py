@@ -54,11 +54,12 @@ class Substitution:
                     self._replace(holder)
             grown = len(self._live_of) != known
 
-    def supersede(self, old: type, new: type, hidden: Iterable[Any]) -> None:
+    def supersede(self, old: Any, new: Any, hidden: Iterable[Any]) -> None:
         """Let `new` take the place of `old` in whatever holds it; `hidden` are holders that keep it."""
-        ignored = {id(item) for item in hidden} | {id(hidden), id(old.__mro__), id(_class_dict(old))}
-        subclasses: list[type] = old.__subclasses__()
-        ignored |= {id(cls.__mro__) for cls in subclasses}
+        ignored = {id(item) for item in hidden} | {id(hidden)}
+        if isinstance(old, type):
+            ignored |= {id(old.__mro__), id(_class_dict(old))}
+            ignored |= {id(cls.__mro__) for cls in list[type](type.__subclasses__(old))}
         referrers = gc.get_referrers(old)
         holders = [
             holder

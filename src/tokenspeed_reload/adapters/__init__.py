@@ -9,13 +9,14 @@ from tokenspeed_reload.adapters.dispatch import SingleDispatchAdapter
 from tokenspeed_reload.adapters.enums import EnumAdapter
 from tokenspeed_reload.adapters.functions import FunctionAdapter
 from tokenspeed_reload.adapters.instances import InstanceAdapter
+from tokenspeed_reload.adapters.triton import TritonAdapter
 from tokenspeed_reload.merge import Adapter
 
 __all__ = ["Adapter", "default_adapters"]
 
 
 def default_adapters() -> list[Adapter]:
-    """The adapters for what CPython itself offers, the special ones first."""
+    """The adapters for what CPython and the known libraries offer, the special ones first."""
     return [
         SingleDispatchAdapter(),
         FunctionAdapter(),
@@ -25,5 +26,6 @@ def default_adapters() -> list[Adapter]:
         PropertyAdapter(),
         MethodWrapperAdapter(),
         PartialAdapter(),
+        TritonAdapter(),
         InstanceAdapter(),
     ]
