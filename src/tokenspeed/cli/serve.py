@@ -14,8 +14,6 @@ FLAGS_FROM_ELSEWHERE = {
     "--enable-chunked-prefill": "prefills are always cut to --max-num-batched-tokens here",
     "--enable-metrics": "metrics are always on, at the address in the ready line",
     "--trust-remote-code": "no code of a checkpoint is ever run here; leave it out",
-    "--gpu-memory-utilization": "--max-total-tokens sets the size of the KV cache here",
-    "--mem-fraction-static": "--max-total-tokens sets the size of the KV cache here",
     "--cuda-graph-max-bs": "--cudagraph-capture-sizes takes all the sizes here",
     "--pipeline-parallel-size": "layers are shared by --tensor-parallel-size only",
     "--pp-size": "layers are shared by --tensor-parallel-size only",

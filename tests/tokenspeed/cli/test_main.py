@@ -50,7 +50,7 @@ def test_version() -> None:
         (["serve", "m", "--max-num-seq=3"], "no flag --max-num-seq; did you mean --max-num-seqs?"),
         (["serve", "m", "--zzz"], "ts serve: there is no flag --zzz\n"),
         (["serve", "m", "--tool-call-parse", "qwen"], "no flag --tool-call-parse; did you mean --tool-call-parser?"),
-        (["serve", "m", "--mem-fraction-static", "0.8"], "no flag --mem-fraction-static; --max-total-tokens sets"),
+        (["serve", "m", "--chunked-prefill-size", "8"], "no flag --chunked-prefill-size; --max-num-batched-tokens"),
         (["serve", "m", "--worker-urls", "grpc://a:1"], "--worker-urls is not for `ts serve`: ts serve starts the one"),
         (["serve", "m", "--tool-call-parser"], "ts serve: --tool-call-parser: expected 1 argument"),
         (["serve", "smollm2", "--queue-size", "x"], "the gateway refuses --queue-size x: --queue-size: invalid int"),
