@@ -3,94 +3,157 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.tokenspeed_kernel.ops.solutions import DEVICE, DTYPES, each, few, near, random
 from tokenspeed_kernel.ops.activation import silu_and_mul
 from tokenspeed_kernel.ops.embedding import embedding
 from tokenspeed_kernel.ops.gemm import linear
 from tokenspeed_kernel.ops.kvcache import write_kv
 from tokenspeed_kernel.ops.norm import add_rms_norm, rms_norm
-from tokenspeed_kernel.ops.rope import apply_rope
+from tokenspeed_kernel.ops.rope import apply_rope, rope_and_write_kv
+from tokenspeed_kernel.registry import Kernel
 
-SIZES = st.integers(1, 9)
-DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
-few = settings(max_examples=25, deadline=None)
-
-
-def random(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+COUNTS = st.integers(0, 9)
+HEADS = st.integers(1, 9)
+SIZES = st.sampled_from([1, 2, 7, 9, 64, 129, 1100])
+SEEDS = st.integers(0, 99)
 
 
-def near(got: Tensor, want: Tensor) -> None:
-    rough = 1e-5 if got.dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(got.double(), want, rtol=rough, atol=rough)
+def rms(value: Tensor, weight: Tensor) -> Tensor:
+    return weight.double() * value / (value.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
-@few
-@given(tokens=SIZES, size=SIZES, dtype=DTYPES, seed=st.integers(0, 99))
-def test_rms_norm_with_and_without_residual(tokens: int, size: int, dtype: torch.dtype, seed: int) -> None:
-    x, residual, weight = (
-        random(seed + i, *shape, dtype=dtype) for i, shape in enumerate([(tokens, size), (tokens, size), (size,)])
-    )
+def turn(x: Tensor, positions: Tensor, angles: Tensor) -> Tensor:
+    """The pairs of a head as complex numbers, turned."""
+    factor = torch.polar(torch.ones_like(angles), angles)[positions].unsqueeze(1)
+    turned = torch.complex(*x.double().chunk(2, -1)) * factor
+    return torch.cat((turned.real, turned.imag), -1)
 
-    def definition(value: Tensor) -> Tensor:
-        return weight.double() * value / (value.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
-    got = rms_norm(x, weight, 1e-5)
-    assert got.dtype == dtype
-    near(got, definition(x.double()))
-    out, total = add_rms_norm(x, residual, weight, 1e-5)
+@each("norm", "rms_norm")
+@few(25)
+@given(tokens=COUNTS, heads=HEADS, size=SIZES, dtype=DTYPES, seed=SEEDS)
+def test_rms_norm(kernel: Kernel, tokens: int, heads: int, size: int, dtype: torch.dtype, seed: int) -> None:
+    weight, x = random(seed, size, dtype=dtype), random(seed + 1, tokens, 2 * heads, size, dtype=dtype)
+    for value in (x[:, 0], x[:, :heads], x.flatten(1)[:, ::2][:, :size]):
+        gain = weight[: value.shape[-1]]
+        got = rms_norm(value, gain, 1e-5, kernel=kernel)
+        assert got.dtype == dtype
+        near(got, rms(value.double(), gain))
+
+
+@each("norm", "add_rms_norm")
+@few(25)
+@given(tokens=COUNTS, size=SIZES, dtype=DTYPES, seed=SEEDS)
+def test_add_rms_norm_gives_the_norm_of_the_sum_and_the_sum(
+    kernel: Kernel, tokens: int, size: int, dtype: torch.dtype, seed: int
+) -> None:
+    weight, wide = random(seed, size, dtype=dtype), random(seed + 1, tokens, 2 * size, dtype=dtype)
+    x, residual = wide[:, :size], random(seed + 2, tokens, size, dtype=dtype)
+    out, total = add_rms_norm(x, residual, weight, 1e-5, kernel=kernel)
     assert torch.equal(total, x + residual)
-    near(out, definition(total.double()))
+    near(out, rms(total.double(), weight))
 
 
-@few
-@given(tokens=SIZES, heads=SIZES, kv_heads=SIZES, half=SIZES, seed=st.integers(0, 99))
-def test_rope_turns_each_pair_by_its_angle(tokens: int, heads: int, kv_heads: int, half: int, seed: int) -> None:
-    qkv = random(seed, tokens, heads + kv_heads, 2 * half)
-    query, key = qkv.split((heads, kv_heads), dim=1)
+@each("rope", "apply_rope")
+@few(25)
+@given(tokens=COUNTS, heads=HEADS, kv_heads=HEADS, half=HEADS, seed=SEEDS)
+def test_rope_turns_each_pair_by_its_angle(
+    kernel: Kernel, tokens: int, heads: int, kv_heads: int, half: int, seed: int
+) -> None:
+    query, key = random(seed, tokens, heads + kv_heads, 2 * half).split((heads, kv_heads), dim=1)
     angles = random(seed + 1, 20, half).double()
-    positions = torch.randint(0, 20, (tokens,))
-    turned = apply_rope(positions, query, key, torch.cat((angles.cos(), angles.sin()), -1).float())
-    turn = torch.polar(torch.ones_like(angles), angles)[positions].unsqueeze(1)
-    for got, x in zip(turned, (query, key), strict=True):
-        want = torch.complex(*x.double().chunk(2, -1)) * turn
-        near(got, torch.cat((want.real, want.imag), -1))
+    positions = torch.randint(0, 20, (tokens,), device=DEVICE)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1).float()
+    for got, x in zip(apply_rope(positions, query, key, cos_sin, kernel=kernel), (query, key), strict=True):
+        near(got, turn(x, positions, angles))
 
 
-@few
-@given(tokens=SIZES, size=SIZES, dtype=DTYPES, seed=st.integers(0, 99))
-def test_silu_and_mul(tokens: int, size: int, dtype: torch.dtype, seed: int) -> None:
-    x = random(seed, tokens, 2 * size, dtype=dtype)
+@each("rope", "rope_and_write_kv")
+@few(25)
+@given(
+    tokens=COUNTS,
+    heads=HEADS,
+    kv_heads=HEADS,
+    half=st.sampled_from([1, 3, 8, 64]),
+    block_size=HEADS,
+    normalise=st.booleans(),
+    dtype=DTYPES,
+    seed=SEEDS,
+)
+def test_rope_and_write_kv(
+    kernel: Kernel,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    half: int,
+    block_size: int,
+    normalise: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    qkv = random(seed, tokens, heads + 2 * kv_heads, 2 * half, dtype=dtype)
+    query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    angles = random(seed + 1, 20, half).double()
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1).float()
+    positions = torch.randint(0, 20, (tokens,), device=DEVICE)
+    pools = [random(seed + i, 12, block_size, kv_heads, 2 * half, dtype=dtype) for i in (2, 3)]
+    slots = torch.randperm(12 * block_size)[:tokens].to(DEVICE)
+    weights = [random(seed + i, 2 * half, dtype=dtype) for i in ((4, 5) if normalise else ())]
+    want_query, want_key = query.double(), key.double()
+    if normalise:
+        want_query, want_key = rms(want_query, weights[0]), rms(want_key, weights[1])
+    before = [pool.clone() for pool in pools]
+    got = rope_and_write_kv(positions, query, key, value, cos_sin, *pools, slots, *weights, eps=1e-5, kernel=kernel)
+    near(got, turn(want_query, positions, angles))
+    keys, values = (pool.flatten(0, 1) for pool in pools)
+    near(keys[slots], turn(want_key, positions, angles))
+    assert torch.equal(values[slots], value)
+    others = torch.ones(12 * block_size, dtype=torch.bool, device=DEVICE).index_fill(0, slots, False)
+    for pool, old in zip(pools, before, strict=True):
+        assert torch.equal(pool.flatten(0, 1)[others], old.flatten(0, 1)[others])
+
+
+@each("activation", "silu_and_mul")
+@few(25)
+@given(tokens=COUNTS, size=SIZES, dtype=DTYPES, seed=SEEDS)
+def test_silu_and_mul(kernel: Kernel, tokens: int, size: int, dtype: torch.dtype, seed: int) -> None:
+    x = random(seed, tokens, 3 * size, dtype=dtype)[:, : 2 * size]
     gate, up = x.double().chunk(2, -1)
-    near(silu_and_mul(x), gate / (1 + (-gate).exp()) * up)
+    near(silu_and_mul(x, kernel=kernel), gate / (1 + (-gate).exp()) * up)
 
 
-@few
-@given(rows=SIZES, size=SIZES, first=st.integers(0, 20), seed=st.integers(0, 99))
-def test_embedding_gives_zeros_for_ids_of_other_ranks(rows: int, size: int, first: int, seed: int) -> None:
-    table = random(seed, rows, size)
-    ids = torch.arange(0, 30)
-    got = embedding(ids, table, first)
-    for token_id in ids.tolist():
-        held = first <= token_id < first + rows
-        assert torch.equal(got[token_id], table[token_id - first] if held else torch.zeros(size))
+@each("embedding", "embedding")
+@few(25)
+@given(rows=HEADS, size=SIZES, first=st.integers(0, 20), dtype=DTYPES, seed=SEEDS)
+def test_embedding_gives_zeros_for_ids_of_other_ranks(
+    kernel: Kernel, rows: int, size: int, first: int, dtype: torch.dtype, seed: int
+) -> None:
+    table = random(seed, rows, size, dtype=dtype)
+    for ids in (torch.arange(0, 30, device=DEVICE), torch.arange(0, 30, device=DEVICE)[::3]):
+        got = embedding(ids, table, first, kernel=kernel)
+        for row, token_id in zip(got, ids.tolist(), strict=True):
+            held = first <= token_id < first + rows
+            assert torch.equal(row, table[token_id - first] if held else torch.zeros_like(row))
 
 
-@few
-@given(tokens=SIZES, size=SIZES, outputs=SIZES, bias=st.booleans(), seed=st.integers(0, 99))
-def test_linear(tokens: int, size: int, outputs: int, bias: bool, seed: int) -> None:
+@each("gemm", "linear")
+@few(25)
+@given(tokens=COUNTS, size=HEADS, outputs=HEADS, bias=st.booleans(), seed=SEEDS)
+def test_linear(kernel: Kernel, tokens: int, size: int, outputs: int, bias: bool, seed: int) -> None:
     x, weight, b = random(seed, tokens, size), random(seed + 1, outputs, size), random(seed + 2, outputs)
     want = x.double() @ weight.double().T + (b.double() if bias else 0)
-    near(linear(x, weight, b if bias else None), want)
+    near(linear(x, weight, b if bias else None, kernel=kernel), want)
 
 
-@few
-@given(tokens=SIZES, heads=SIZES, size=SIZES, block_size=SIZES, seed=st.integers(0, 99))
+@each("kvcache", "write_kv")
+@few(25)
+@given(tokens=COUNTS, heads=HEADS, size=st.sampled_from([1, 5, 64]), block_size=HEADS, seed=SEEDS)
 def test_write_kv_writes_these_slots_and_no_others(
-    tokens: int, heads: int, size: int, block_size: int, seed: int
+    kernel: Kernel, tokens: int, heads: int, size: int, block_size: int, seed: int
 ) -> None:
     kv = random(seed, tokens, 3 * heads, size)
     key, value = kv[:, :heads], kv[:, 2 * heads :]
@@ -100,6 +163,6 @@ def test_write_kv_writes_these_slots_and_no_others(
     for token, slot in enumerate(slots.tolist()):
         want[0][slot // block_size, slot % block_size] = key[token]
         want[1][slot // block_size, slot % block_size] = value[token]
-    write_kv(key, value, *pools, slots)
+    write_kv(key, value, *pools, slots.to(DEVICE), kernel=kernel)
     assert torch.equal(pools[0], want[0])
     assert torch.equal(pools[1], want[1])

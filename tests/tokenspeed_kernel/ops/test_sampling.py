@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.tokenspeed_kernel.ops.solutions import DEVICE, each, few
 from tokenspeed_kernel.ops.sampling import sample
 from tokenspeed_kernel.ops.sampling.noise import gumbel_noise
 from tokenspeed_kernel.ops.sampling.reference import keep_likely
+from tokenspeed_kernel.registry import Kernel
 
 SLACK = 1e-5
 """What rounding may move a cumulated probability by."""
@@ -20,7 +23,7 @@ SLACK = 1e-5
 def tensors(rows: list[dict[str, Any]]) -> tuple[Tensor, ...]:
     kinds = {"temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32}
     kinds |= {"seeds": torch.int64, "positions": torch.int64}
-    return tuple(torch.tensor([row[name] for row in rows], dtype=kind) for name, kind in kinds.items())
+    return tuple(torch.tensor([row[name] for row in rows], dtype=kind, device=DEVICE) for name, kind in kinds.items())
 
 
 def candidates(logits: Tensor, row: dict[str, Any], slack: float) -> set[int]:
@@ -53,17 +56,24 @@ one_row = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
-@given(rows=st.lists(one_row, min_size=1, max_size=5), vocab=st.integers(1, 90), seed=st.integers(0, 999))
-def test_the_best_candidate_under_the_noise_is_taken(rows: list[dict[str, Any]], vocab: int, seed: int) -> None:
+@each("sampling", "sample")
+@few(40)
+@given(
+    rows=st.lists(one_row, min_size=1, max_size=5),
+    vocab=st.one_of(st.integers(1, 90), st.just(2100)),
+    seed=st.integers(0, 999),
+)
+def test_the_best_candidate_under_the_noise_is_taken(
+    kernel: Kernel, rows: list[dict[str, Any]], vocab: int, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     # Steps of a quarter make equal logits frequent.
     logits = (torch.randn(len(rows), vocab, generator=generator) * 8).round() / 4
     logits[torch.rand(len(rows), vocab, generator=generator) < 0.1] = -torch.inf
-    before = logits.clone()
-    picked = sample(logits, *tensors(rows))
+    on_device = logits.to(DEVICE)
+    picked = sample(on_device, *tensors(rows), kernel=kernel)
     assert picked.dtype == torch.int64
-    assert torch.equal(logits, before)
+    assert torch.equal(on_device.cpu(), logits)
     for index, row in enumerate(rows):
         token = picked[index].item()
         if row["temperature"] == 0:
@@ -86,8 +96,25 @@ def test_min_p_keeps_what_the_warper_of_transformers_leaves() -> None:
         torch.testing.assert_close(got, MinPLogitsWarper(min_p)(None, scores))
 
 
-def test_rows_may_be_strided_and_none_is_no_error() -> None:
-    wide = torch.randn(6, 40, generator=torch.Generator().manual_seed(2))
+@each("sampling", "sample")
+def test_rows_may_be_strided_and_none_is_no_error(kernel: Kernel) -> None:
+    wide = torch.randn(6, 40, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     rows = [{"temperature": 1.0, "top_k": 0, "top_p": 0.9, "min_p": 0.0, "seeds": 3, "positions": i} for i in range(3)]
-    assert torch.equal(sample(wide[::2, :30], *tensors(rows)), sample(wide[::2, :30].contiguous(), *tensors(rows)))
-    assert sample(wide[:0], *tensors([])).shape == (0,)
+    logits = wide[::2, :30]
+    dense = sample(logits.contiguous(), *tensors(rows), kernel=kernel)
+    assert torch.equal(sample(logits, *tensors(rows), kernel=kernel), dense)
+    assert sample(wide[:0], *tensors([]), kernel=kernel).shape == (0,)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # Triton's interpreter computes with numpy
+@each("sampling", "sample")
+def test_logits_that_are_no_numbers_give_some_id(kernel: Kernel) -> None:
+    """A model that overflows must not make an id that no embedding has, nor a loop without end."""
+    inf, nan = torch.inf, torch.nan
+    logits = torch.tensor([[nan] * 3, [-inf] * 3, [0.0, inf, inf], [nan, 1.0, -inf], [-inf, -inf, 3.0]], device=DEVICE)
+    for filters in ({"top_k": 0, "top_p": 1.0, "min_p": 0.0}, {"top_k": 2, "top_p": 0.9, "min_p": 0.1}):
+        for temperature in (0.0, 1.0):
+            row = {"temperature": temperature, "seeds": 5, "positions": 9, **filters}
+            picked = sample(logits, *tensors([row] * 5), kernel=kernel).tolist()
+            assert all(0 <= token < 3 for token in picked)
+            assert picked[4] == 2

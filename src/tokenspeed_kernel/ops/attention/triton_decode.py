@@ -6,18 +6,33 @@ shapes only; how long a sequence is, a program reads on the device, and leaves e
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.tactics import TACTICS, Tactic
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
 
 PRIORITY = 10
-BLOCK_KV = 64
-"""Positions of one step of the loop."""
-PROGRAMS = 528
-"""Programs that fill a GPU: four on each of the 132 processors of a Hopper."""
 MOST_SPLITS = 32
+LOG2_E = 1.4426950408889634
+
+CANDIDATES = tuple(
+    MappingProxyType({"block_kv": block_kv, "programs": programs, "num_warps": warps, "num_stages": stages})
+    for block_kv, programs, warps, stages in (
+        (64, 528, 4, 3),
+        (32, 528, 2, 4),
+        (32, 1056, 4, 4),
+        (64, 264, 4, 3),
+        (64, 528, 4, 4),
+        (64, 1056, 4, 2),
+        (128, 264, 4, 3),
+        (128, 528, 8, 2),
+    )
+)
+"""Positions of one step of the loop, programs that fill a GPU, and how a program is compiled."""
 
 
 @register_kernel("attention", "decode", solution="triton", priority=PRIORITY, devices=DEVICES)
@@ -30,7 +45,30 @@ def decode(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not out.numel():
         return out
-    splits = count_splits(seqs * kv_heads, block_tables.shape[1] * block_size)
+
+    def run(tactic: Tactic) -> None:
+        _launch(query, key_pool, value_pool, block_tables, seq_lens, scale, out, tactic)
+
+    work = triton.next_power_of_2(seqs * kv_heads)
+    bucket = (query.dtype, work, heads // kv_heads, head_dim, block_size)
+    run(TACTICS.pick("attention.decode.triton", bucket, CANDIDATES, run))
+    return out
+
+
+def _launch(
+    query: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    out: Tensor,
+    tactic: Tactic,
+) -> None:
+    seqs, heads, head_dim = query.shape
+    block_size, kv_heads = key_pool.shape[1:3]
+    block_kv = tactic["block_kv"]
+    splits = count_splits(tactic["programs"], seqs * kv_heads, block_tables.shape[1] * block_size, block_kv)
     parts, sums = out, out
     if splits > 1:
         parts = torch.empty(seqs, heads, splits, head_dim, dtype=torch.float32, device=query.device)
@@ -46,7 +84,7 @@ def decode(
         out,
         parts,
         sums,
-        scale * 1.4426950408889634,
+        scale * LOG2_E,
         block_size,
         *query.stride()[:2],
         *key_pool.stride()[:3],
@@ -56,10 +94,10 @@ def decode(
         ROWS=max(triton.next_power_of_2(group), 16),
         HEAD_DIM=head_dim,
         BLOCK_DIM=block_dim,
-        BLOCK_KV=BLOCK_KV,
+        BLOCK_KV=block_kv,
         SPLITS=splits,
-        num_warps=4,
-        num_stages=3,
+        num_warps=tactic["num_warps"],
+        num_stages=tactic["num_stages"],
     )
     if splits > 1:
         merge_kernel[(seqs, heads)](
@@ -69,18 +107,16 @@ def decode(
             out,
             HEAD_DIM=head_dim,
             BLOCK_DIM=block_dim,
-            BLOCK_KV=BLOCK_KV,
+            BLOCK_KV=block_kv,
             SPLITS=splits,
             BLOCK_SPLITS=triton.next_power_of_2(splits),
             num_warps=2,
         )
-    return out
 
 
-def count_splits(programs: int, max_context: int) -> int:
+def count_splits(programs: int, parts: int, max_context: int, block_kv: int) -> int:
     """Parts of a context such that all programs fill the GPU, and no part is shorter than one step of the loop."""
-    wanted = max(1, PROGRAMS // programs)
-    return min(wanted, MOST_SPLITS, max(1, -(-max_context // BLOCK_KV)))
+    return min(max(1, programs // parts), MOST_SPLITS, max(1, -(-max_context // block_kv)))
 
 
 @triton.jit

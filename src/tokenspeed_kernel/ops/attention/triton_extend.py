@@ -7,18 +7,31 @@ no tile, and a program finds its sequence without a table that the host would ha
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.tactics import TACTICS, Tactic
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
 
 PRIORITY = 10
-ROWS = 128
-"""Query rows (tokens times heads) of a tile."""
-SMALL_ROWS = 64
-"""The same where there are few tokens, or wide heads."""
-BLOCK_KV = 64
+LOG2_E = 1.4426950408889634
+
+CANDIDATES = tuple(
+    MappingProxyType({"rows": rows, "block_kv": block_kv, "num_warps": warps, "num_stages": stages})
+    for rows, block_kv, warps, stages in (
+        (64, 64, 4, 2),
+        (64, 32, 4, 3),
+        (64, 64, 4, 3),
+        (128, 64, 8, 2),
+        (128, 64, 4, 2),
+        (128, 64, 8, 3),
+        (128, 128, 8, 2),
+    )
+)
+"""Query rows (tokens times heads) of a tile, positions of one step of the loop, and how a program is compiled."""
 
 
 @register_kernel("attention", "extend", solution="triton", priority=PRIORITY, devices=DEVICES)
@@ -38,14 +51,33 @@ def extend(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not out.numel():
         return out
+
+    def run(tactic: Tactic) -> None:
+        _launch(query, key_pool, value_pool, block_tables, seq_lens, query_start, scale, out, tactic)
+
+    work = triton.next_power_of_2(tokens * kv_heads)
+    bucket = (query.dtype, work, heads // kv_heads, head_dim, block_size)
+    run(TACTICS.pick("attention.extend.triton", bucket, CANDIDATES, run))
+    return out
+
+
+def _launch(
+    query: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start: Tensor,
+    scale: float,
+    out: Tensor,
+    tactic: Tactic,
+) -> None:
+    tokens, heads, head_dim = query.shape
+    block_size, kv_heads = key_pool.shape[1:3]
     seqs, group = seq_lens.shape[0], heads // kv_heads
     members = triton.next_power_of_2(group)
-    block_dim = triton.next_power_of_2(max(head_dim, 16))
-    small = tokens * group <= SMALL_ROWS or block_dim * query.element_size() > 256
-    rows = max(SMALL_ROWS if small else ROWS, members)
-    tile_tokens = rows // members
-    grid = (kv_heads, tokens // tile_tokens + seqs + 1)
-    extend_kernel[grid](
+    tile_tokens = max(tactic["rows"] // members, 1)
+    extend_kernel[(kv_heads, tokens // tile_tokens + seqs + 1)](
         query,
         key_pool,
         value_pool,
@@ -55,7 +87,7 @@ def extend(
         out,
         tokens,
         seqs,
-        scale * 1.4426950408889634,
+        scale * LOG2_E,
         block_size,
         *query.stride()[:2],
         *key_pool.stride()[:3],
@@ -65,13 +97,12 @@ def extend(
         MEMBERS=members,
         TOKENS=tile_tokens,
         HEAD_DIM=head_dim,
-        BLOCK_DIM=block_dim,
-        BLOCK_KV=BLOCK_KV,
+        BLOCK_DIM=triton.next_power_of_2(max(head_dim, 16)),
+        BLOCK_KV=tactic["block_kv"],
         BLOCK_SEQS=triton.next_power_of_2(seqs + 1),
-        num_warps=4 if rows <= 64 else 8,
-        num_stages=2,
+        num_warps=tactic["num_warps"],
+        num_stages=tactic["num_stages"],
     )
-    return out
 
 
 @triton.jit
