@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from tokenspeed.cli.main import COMMANDS
+from tokenspeed.cli.main import COMMANDS, module_of
 from tokenspeed.cli.parser import Parser
 from tokenspeed.gateway.smg_flags import gateway_flags
 
@@ -44,7 +44,7 @@ def targets() -> set[str]:
 def known_flags() -> set[str]:
     flags = {name for flag in gateway_flags() for name in flag.names} | OTHERS
     for command in COMMANDS:
-        module = importlib.import_module(f"tokenspeed.cli.{command.replace('-', '_')}")
+        module = importlib.import_module(module_of(command))
         parser = Parser(prog=f"ts {command}", description="")
         module.configure(parser)
         flags |= _flags_of(parser)
@@ -87,7 +87,8 @@ def test_flags_and_commands_that_are_named_exist(name: str) -> None:
     # Pages of errors quote wrong flags, and say so.
     quoted = set(re.findall(r"there is no flag (--[a-z0-9-]+)", text))
     assert unknown <= quoted, f"{name} names {sorted(unknown - quoted)}"
-    assert set(re.findall(r"(?<![\w/-])ts ([a-z][a-z-]+)", text)) <= COMMANDS.keys() | {"wire"}, name
+    commands = {command.partition(" ")[0] for command in COMMANDS} | {"wire"}
+    assert set(re.findall(r"(?<![\w/-])ts ([a-z][a-z-]+)", text)) <= commands, name
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets(), name
 
 

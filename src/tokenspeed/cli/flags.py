@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import types
+from collections.abc import Container
 from dataclasses import Field, fields, replace
 from itertools import groupby
 from operator import itemgetter
@@ -13,11 +14,13 @@ from tokenspeed.errors import ConfigError
 from tokenspeed.runtime.config import Config, option_fields, validate
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add one flag for every option, grouped as the tree is; an absent one leaves no trace."""
+def add_flags(parser: argparse.ArgumentParser, groups: Container[str] | None = None) -> None:
+    """Add one flag for every option of `groups` (None: all), grouped as the tree is; an absent one leaves no trace."""
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model MODEL")
     defaults = Config()
     for name, options in groupby(option_fields(), key=itemgetter(0)):
+        if groups is not None and name not in groups:
+            continue
         group = type(getattr(defaults, name))
         section = parser.add_argument_group(name, (group.__doc__ or "").splitlines()[0])
         hints = get_type_hints(group)

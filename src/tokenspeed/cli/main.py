@@ -11,11 +11,14 @@ from tokenspeed.errors import ConfigError, TokenSpeedError
 
 COMMANDS = {
     "serve": "serve a model over the OpenAI API",
+    "bench serve": "measure a running server under load",
+    "bench latency": "measure how long one batch takes, without a server",
+    "bench throughput": "measure how many tokens a second the engine makes, without a server",
     "reload-forward": "run the edited forward pass on a running server (development only)",
     "env": "print the versions and the hardware that a bug report needs",
     "version": "print the version",
 }
-"""Name and summary of each subcommand; `reload-forward` lives in `tokenspeed.cli.reload_forward`."""
+"""Name and summary of each subcommand; `bench serve` lives in `tokenspeed.cli.bench_serve`."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells give it."""
@@ -27,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         print(_help(), end="")
         return 1
-    command, *rest = arguments
+    command, rest = _command(arguments)
     if command in ("-h", "--help"):
         print(_help(), end="")
         return 0
@@ -43,14 +46,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def _command(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command, which may have two words, and its arguments; `bench` alone or with flags is `bench serve`."""
+    first, *rest = arguments
+    if not any(command.startswith(f"{first} ") for command in COMMANDS):
+        return first, rest
+    if not rest or rest[0].startswith("-"):
+        return f"{first} serve", rest
+    return f"{first} {rest[0]}", rest[1:]
+
+
 def _run(command: str, arguments: list[str]) -> int:
     if command not in COMMANDS:
         raise ConfigError(f"there is no command {command}{nearest(command, COMMANDS)}; see `ts --help`")
-    module = importlib.import_module(f"tokenspeed.cli.{command.replace('-', '_')}")
+    module = importlib.import_module(module_of(command))
     summary = COMMANDS[command]
     parser = Parser(prog=f"ts {command}", description=f"{summary[0].upper()}{summary[1:]}.")
     module.configure(parser)
     return int(module.run(parser.parse(arguments)))
+
+
+def module_of(command: str) -> str:
+    """The module that configures and runs a command."""
+    return f"tokenspeed.cli.{command.replace('-', '_').replace(' ', '_')}"
 
 
 def _help() -> str:
