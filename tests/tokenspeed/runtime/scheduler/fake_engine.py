@@ -11,7 +11,7 @@ from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.request import Request, RequestState
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 
-from .fake_device import EOS, FakeDevice, reference
+from .fake_device import EOS, FakeDevice, reference, reference_logprobs
 
 MAX_STEPS = 5_000
 BROKEN = "the step broke"
@@ -44,9 +44,11 @@ class FakeEngine:
 
     # ---- what an engine loop does ----
 
-    def submit(self, prompt: list[int], request_id: str | None = None, **sampling: Any) -> Request:
+    def submit(
+        self, prompt: list[int], request_id: str | None = None, shares_prompt_with: str | None = None, **sampling: Any
+    ) -> Request:
         params = SamplingParams(**{"max_new_tokens": 8, **sampling})
-        request = Request(request_id or f"r{len(self.requests)}", prompt, params)
+        request = Request(request_id or f"r{len(self.requests)}", prompt, params, shares_prompt_with)
         self.requests[request.request_id] = request
         self.outputs[request.request_id] = []
         self._take(self.scheduler.submit(request))
@@ -78,15 +80,14 @@ class FakeEngine:
         return batch
 
     def commit(self) -> list[RequestOutput]:
-        batch, token_ids = self.device.finish()
-        outputs = self.scheduler.commit(batch, token_ids)
+        outputs = self.scheduler.commit(*self.device.finish())
         self._take(outputs)
         self.check()
         return outputs
 
     def fail(self) -> list[RequestOutput]:
         """The oldest step in flight breaks on the device."""
-        batch, _ = self.device.finish()
+        batch, *_ = self.device.finish()
         outputs = self.scheduler.fail(batch, BROKEN)
         self._take(outputs)
         self.check()
@@ -140,6 +141,7 @@ class FakeEngine:
             outputs = self.outputs[request.request_id]
             assert outputs and outputs[-1].finish_reason is not None, "a request was lost"
             self._check_answer(request, outputs[-1])
+            self._check_logprobs(request)
             if request.request_id in self.admitted:
                 assert {output.cached_tokens for output in outputs} == {request.cached_tokens}
                 assert request.cached_tokens < len(request.prompt)
@@ -156,6 +158,24 @@ class FakeEngine:
             assert answer == expected[: len(answer)]
         else:
             assert (answer, last.finish_reason, last.matched_stop) == (expected, reason, matched)
+
+    def _check_logprobs(self, request: Request) -> None:
+        """Each token that was sent came with what the model said before it; the prompt's came once, at the start."""
+        outputs = self.outputs[request.request_id]
+        top = request.sampling.logprobs
+        sent = [entry for output in outputs for entry in output.logprobs]
+        answer = self.tokens(request)
+        count = len(answer) + (outputs[-1].matched_stop is not None)
+        known = reference_logprobs(request.prompt + answer, top or 0)[len(request.prompt) - 1 :]
+        assert sent == ([] if top is None else known[:count])
+        prompt_top = request.sampling.prompt_logprobs
+        told = [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
+        if prompt_top is None or not count:
+            assert told == []
+        else:
+            assert told == [[None, *reference_logprobs(request.prompt, prompt_top)[:-1]]]
+            assert outputs[0].prompt_logprobs is not None
+            assert request.cached_tokens == 0
 
     def _check_batch(self, batch: Batch) -> None:
         rows = batch.rows

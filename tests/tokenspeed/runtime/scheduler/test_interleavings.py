@@ -43,7 +43,15 @@ short_answers = st.fixed_dictionaries(
         "stop_token_ids": st.lists(st.integers(0, VOCAB - 1), max_size=2).map(tuple),
     }
 )
-samplings = long_answers | short_answers
+wishes = st.fixed_dictionaries(
+    {},
+    optional={
+        "logprobs": st.integers(0, 2),
+        "prompt_logprobs": st.integers(0, 2),
+        "presence_penalty": st.just(0.5),
+    },
+)
+samplings = st.builds(lambda lengths, wishes: lengths | wishes, long_answers | short_answers, wishes | st.just({}))
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -59,6 +67,18 @@ class Interleavings(RuleBasedStateMachine):
     @rule(prompt=prompts, sampling=samplings)
     def submit(self, prompt: list[int], sampling: dict[str, Any]) -> None:
         self.engine.submit(prompt, **sampling)
+
+    @rule(prompt=prompts, sampling=samplings, count=st.integers(2, 4))
+    def submit_several_answers(self, prompt: list[int], sampling: dict[str, Any], count: int) -> None:
+        first = self.engine.submit(prompt, **sampling)
+        for _ in range(count - 1):
+            self.engine.submit(prompt, shares_prompt_with=first.request_id, **sampling)
+
+    @rule(number=st.integers(0, 30))
+    def abort_all_answers(self, number: int) -> None:
+        for request in list(self.engine.requests.values()):
+            if f"r{number}" in (request.request_id, request.shares_prompt_with):
+                self.engine.abort(request.request_id)
 
     @rule(prompt=prompts, sampling=samplings, data=st.data())
     def submit_follow_up(self, prompt: list[int], sampling: dict[str, Any], data: st.DataObject) -> None:

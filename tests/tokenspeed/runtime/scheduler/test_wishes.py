@@ -1,0 +1,95 @@
+"""Log-probabilities, penalties and answers that share a prompt, as the scheduler serves them."""
+
+from __future__ import annotations
+
+import pytest
+
+from .fake_engine import FakeEngine
+
+
+def test_answers_to_one_prompt_compute_it_once() -> None:
+    engine = FakeEngine(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=8)
+    prompt = [1, 2] * 9
+    first = engine.submit(prompt)
+    others = [engine.submit(prompt, shares_prompt_with=first.request_id) for _ in range(3)]
+    engine.run()
+    engine.check_ended()
+    assert first.cached_tokens == 0
+    assert [request.cached_tokens for request in others] == [16, 16, 16]
+
+
+def test_nothing_waits_for_a_prompt_that_nothing_could_be_found_of() -> None:
+    for options, prompt in (({"prefix_caching": False}, [1] * 9), ({}, [1] * 4)):
+        engine = FakeEngine(block_size=4, max_num_batched_tokens=64, **options)  # type: ignore[arg-type]
+        first = engine.submit(prompt)
+        engine.submit(prompt, shares_prompt_with=first.request_id)
+        batch = engine.step()
+        assert batch is not None
+        assert len(batch.rows) == 2
+
+
+@pytest.mark.parametrize("end", ["abort", "fail", "unknown"])
+def test_answers_start_though_the_first_one_ended_early(end: str) -> None:
+    engine = FakeEngine(block_size=4, max_num_batched_tokens=4)
+    first = engine.submit([1, 2] * 5)
+    leader = "never heard of" if end == "unknown" else first.request_id
+    other = engine.submit([1, 2] * 5, shares_prompt_with=leader)
+    engine.launch()
+    if end == "abort":
+        engine.abort(first.request_id)
+    if end == "fail":
+        engine.fail()
+    else:
+        engine.commit()
+    engine.run()
+    engine.check_ended()
+    assert engine.finish_reason(other) in ("stop", "length")
+
+
+def test_a_request_with_penalties_sits_out_the_step_in_which_its_last_token_is_unknown() -> None:
+    engine = FakeEngine()
+    penalised = engine.submit([1, 2], ignore_eos=True, frequency_penalty=0.5)
+    plain = engine.submit([2, 1], ignore_eos=True)
+    engine.launch()
+    batch = engine.launch()
+    assert batch is not None
+    assert [row.request for row in batch.rows] == [plain]
+    engine.commit()
+    engine.commit()
+    batch = engine.launch()
+    assert batch is not None
+    assert penalised in [row.request for row in batch.rows]
+    engine.commit()
+    engine.run(overlap=True)
+    engine.check_ended()
+
+
+def test_prompt_logprobs_are_whole_though_the_prompt_is_cached_and_comes_in_chunks() -> None:
+    engine = FakeEngine(block_size=4, max_num_batched_tokens=3)
+    prompt = [1, 2, 1, 1, 2, 2, 1, 2, 1, 2]
+    engine.submit(prompt)
+    engine.run()
+    told = engine.submit(prompt, prompt_logprobs=1, logprobs=0)
+    engine.run()
+    engine.check_ended()
+    assert told.cached_tokens == 0
+    again = engine.submit(prompt)
+    engine.run()
+    assert again.cached_tokens == 8
+
+
+def test_a_prompt_of_one_token_has_no_logprobs_but_says_so() -> None:
+    engine = FakeEngine()
+    request = engine.submit([3], prompt_logprobs=2)
+    engine.run()
+    engine.check_ended()
+    assert engine.outputs[request.request_id][0].prompt_logprobs == [None]
+
+
+def test_after_a_preemption_prompt_logprobs_are_not_told_twice() -> None:
+    engine = FakeEngine(num_blocks=6, block_size=1)
+    engine.submit([1, 2], ignore_eos=True, max_new_tokens=4, prompt_logprobs=1)
+    engine.submit([2, 1], ignore_eos=True, max_new_tokens=4, prompt_logprobs=1, logprobs=1, presence_penalty=1.0)
+    engine.run()
+    engine.check_ended()
+    assert engine.scheduler.loads(paused=False).preemptions > 0
