@@ -91,13 +91,17 @@ class InProcessEngine:
 
     def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[list[int]]:
         """The answers to `prompts`, all submitted at once."""
+        submits = [Submit(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
+        return [[token for output in outputs for token in output.token_ids] for outputs in self.serve(submits)]
+
+    def serve(self, submits: Sequence[Submit]) -> list[list[RequestOutput]]:
+        """The outputs of each request, all submitted at once."""
         self.outbox.sent.clear()
-        for index, prompt in enumerate(prompts):
-            self.stream.messages.append(Submit(request_id=str(index), prompt=prompt, sampling=sampling))
+        self.stream.messages.extend(submits)
         self.loop().run()
-        answers: list[list[int]] = [[] for _ in prompts]
+        outputs: dict[str, list[RequestOutput]] = {submit.request_id: [] for submit in submits}
         for message in self.outbox.sent:
             if isinstance(message, Outputs):
                 for output in message.outputs:
-                    answers[int(output.request_id)].extend(output.token_ids)
-        return answers
+                    outputs[output.request_id].append(output)
+        return list(outputs.values())
