@@ -26,6 +26,7 @@ class CodeMap:
     def __init__(self, old: CodeType, new: CodeType) -> None:
         self._follows: dict[CodeType, CodeType | None] = {}
         self.removed: list[CodeType] = []
+        self._certain: set[CodeType] = set()
         self._follows[old] = new
         self._pair(old, new)
 
@@ -38,6 +39,10 @@ class CodeMap:
         after = self._follows.get(code, code)
         return after is None or not same_code(code, after)
 
+    def is_certain(self, code: CodeType) -> bool:
+        """True when one old code object is known to be followed by `code`, as none of its name came or went."""
+        return code in self._certain
+
     def __contains__(self, code: CodeType) -> bool:
         return code in self._follows
 
@@ -47,6 +52,8 @@ class CodeMap:
             for code in nested(parent):
                 groups[code.co_name][side].append(code)
         for olds, news in groups.values():
+            if len(olds) == len(news):
+                self._certain.update(news)
             for before, after in _matched(olds, news):
                 if after is None:
                     self.removed.append(before)

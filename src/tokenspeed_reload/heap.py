@@ -59,7 +59,7 @@ def finish_libraries(objects: list[Any], merge: Merge) -> None:
 def _update(function: FunctionType, merge: Merge) -> None:
     code = function.__code__
     after = merge.follower(code)
-    if after is None or is_in_place(code, after) or is_redirection(function):
+    if after is None or is_in_place(code, after) or is_redirection(function) or id(function) in merge.pinned:
         return
     where = f"{function.__module__}.{function.__qualname__}"
     fitted = fit(after, function, merge.definitions_for(function))

@@ -12,7 +12,7 @@ from tokenspeed_reload.codes import CodeMap, is_redirection, redirect
 from tokenspeed_reload.definitions import Definitions
 from tokenspeed_reload.inputs import Inputs, ModuleInputs
 from tokenspeed_reload.names import reads_of
-from tokenspeed_reload.report import NeedsRestart
+from tokenspeed_reload.report import Effect, NeedsRestart
 from tokenspeed_reload.undo import FunctionState, UndoLog, cell_value
 from tokenspeed_reload.values import same_value
 
@@ -81,6 +81,8 @@ class Merge:
         codes: for each source file, which code objects follow which.
         edited: live functions that behave differently now, each after its dotted name.
         new_values: module-level values that are no longer what they were, as (module, name).
+        pinned: functions that keep their old code, though there is newer.
+        effects: what the modules did outside of what an undo covers.
         libraries: those of the adapters that keep an eye on a library.
         rebound: the places whose binding changed, as (id of the namespace, name).
     """
@@ -107,6 +109,8 @@ class Merge:
     superseded: list[tuple[Any, Any]] = field(default_factory=list)
     rebound: set[tuple[int, str]] = field(default_factory=set)
     bindings: int = 0
+    pinned: dict[int, FunctionType] = field(default_factory=dict)
+    effects: list[Effect] = field(default_factory=list)
     libraries: list[LibraryAdapter] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -153,6 +157,12 @@ class Merge:
         entry = NeedsRestart(what, why)
         if entry not in self.needs_restart:
             self.needs_restart.append(entry)
+
+    def effect(self, module: str, what: str) -> None:
+        """Note something that an undo does not take back."""
+        entry = Effect(module, what)
+        if entry not in self.effects:
+            self.effects.append(entry)
 
     def merge_definition(self, live: Any, new: Any, where: str) -> Any:
         """Merge what one definition statement bound before and after, even where its kind of object changed."""

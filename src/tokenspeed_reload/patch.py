@@ -254,6 +254,7 @@ class Patch:
         self._report.running.extend(own_frames(merge.is_replaced))
         self._report.stale.extend(find_copies(merge, self._reloader.records.modules))
         self._report.needs_restart.extend(merge.needs_restart)
+        self._report.effects.extend(merge.effects)
         self._report.notes.extend(merge.notes)
 
     def _note_run_once(self) -> None:
@@ -274,7 +275,7 @@ class Patch:
 
     def _drop_helpers(self) -> None:
         merge = self._merge
-        for held in (merge.young, merge.live_of, merge.new_of, merge.touched, merge.patched):
+        for held in (merge.young, merge.live_of, merge.new_of, merge.touched, merge.patched, merge.pinned):
             held.clear()
         merge.discarded.clear()
         merge.edited.clear()

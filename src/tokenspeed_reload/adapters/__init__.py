@@ -9,6 +9,7 @@ from tokenspeed_reload.adapters.dispatch import SingleDispatchAdapter
 from tokenspeed_reload.adapters.enums import EnumAdapter
 from tokenspeed_reload.adapters.functions import FunctionAdapter
 from tokenspeed_reload.adapters.instances import InstanceAdapter
+from tokenspeed_reload.adapters.torch import TorchAdapter
 from tokenspeed_reload.adapters.triton import TritonAdapter
 from tokenspeed_reload.merge import Adapter
 
@@ -27,5 +28,6 @@ def default_adapters() -> list[Adapter]:
         MethodWrapperAdapter(),
         PartialAdapter(),
         TritonAdapter(),
+        TorchAdapter(),
         InstanceAdapter(),
     ]
