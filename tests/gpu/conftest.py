@@ -37,14 +37,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., InProcessEngine]]:
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., InProcessEngine]]:
     """`start(model, group=options, …)` is an engine on the GPU; its memory is given back at the end."""
     engines: list[InProcessEngine] = []
 
     def begin(model: Path, **groups: Any) -> InProcessEngine:
         options = ModelOptions(model=str(model), device="cuda", **groups.pop("model_options", {}))
-        engines.append(InProcessEngine(Config(model=options, **groups), tmp_path).start())
+        run_dir = tmp_path_factory.mktemp("run")
+        engines.append(InProcessEngine(Config(model=options, **groups), run_dir).start())
         return engines[-1]
 
     yield begin

@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
 PROMPTS = [[(7 * i + 3 * j) % 997 + 1 for j in range(5 + 9 * i)] for i in range(12)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(start: Callable[..., InProcessEngine], tiny: Callable[..., Path]) -> InProcessEngine:
     return start(tiny(), **SMALL)
 

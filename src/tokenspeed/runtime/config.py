@@ -193,6 +193,11 @@ class ServeOptions:
     )
     drain_timeout: float = option(30.0, "seconds that running requests get to finish at a stop", metavar="SECONDS")
     log_level: str = option("info", "least severe message to print", choices=("debug", "info", "warning", "error"))
+    nvtx: bool = option(
+        False,
+        "on a GPU, mark steps, their phases and layers with NVTX ranges for a profiler",
+        aliases=("--enable-layerwise-nvtx-tracing",),
+    )
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,8 @@ class EngineLoop:
 
     def _step(self) -> None:
         """Launch the next step, then commit the one before: the host prepares one while the device computes one."""
-        batch = self.scheduler.schedule()
+        with self.executor.ranges("schedule"):
+            batch = self.scheduler.schedule()
         if admitted := self.scheduler.take_admitted():
             self.outbox.send(Admitted(request_ids=admitted))
         launched = self._launch(batch) if batch is not None else None
@@ -120,11 +121,13 @@ class EngineLoop:
             return
         flight, self._flight = self._flight, None
         try:
-            result = flight.step.wait()
+            with self.executor.ranges("wait"):
+                result = flight.step.wait()
         except BaseException as error:
             self._fail(flight.batch, error)
         else:
-            self.control.publish(self.scheduler.commit(flight.batch, *result))
+            with self.executor.ranges("commit"):
+                self.control.publish(self.scheduler.commit(flight.batch, *result))
 
     def _fail(self, batch: Batch, error: BaseException) -> None:
         if self.channel.size > 1:

@@ -29,6 +29,7 @@ from tokenspeed.runtime.execution.graphs.cpu import CpuGraphBackend
 from tokenspeed.runtime.execution.graphs.cuda import CudaGraphBackend, open_graph_memory
 from tokenspeed.runtime.execution.graphs.cuda_nodes import NodeReader
 from tokenspeed.runtime.execution.memory import check_weights_fit, measure
+from tokenspeed.runtime.execution.ranges import Ranges
 from tokenspeed.runtime.loader.source import ModelSource, resolve
 from tokenspeed.runtime.loader.weights import load_weights
 from tokenspeed.runtime.models.base import CausalLM
@@ -186,7 +187,9 @@ class Startup:
         buffers.allocate()
         plan = plan_capture(self.config, self.device.type)
         on_gpu = self.device.type == "cuda"
-        executor = Executor(model, Sampler(), pool, buffers, plan, self._graph_backends(), sample_on_device=on_gpu)
+        ranges = Ranges(on_gpu and self.config.serve.nvtx)
+        ranges.around_layers(model)
+        executor = Executor(model, Sampler(), pool, buffers, plan, self._graph_backends(), on_gpu, ranges)
         executor.allocate(self.source.config.vocab_size, self.source.config.hidden_size, self.dtype)
         return executor
 

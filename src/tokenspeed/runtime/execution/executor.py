@@ -15,6 +15,7 @@ from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import Graph, GraphBackend, GraphKind
 from tokenspeed.runtime.execution.inputs import StepShape
 from tokenspeed.runtime.execution.pending import PendingStep, WantedLogprobs
+from tokenspeed.runtime.execution.ranges import Ranges
 from tokenspeed.runtime.models.base import CausalLM
 from tokenspeed.runtime.protocol import SamplingParams
 from tokenspeed.runtime.sampling.batch import SamplingBatch, SamplingRow
@@ -82,6 +83,7 @@ class Executor:
         plan: CapturePlan,
         make_backend: Callable[[], GraphBackend],
         sample_on_device: bool = False,
+        ranges: Ranges | None = None,
     ):
         self.model = model
         self.sampler = sampler
@@ -90,6 +92,7 @@ class Executor:
         self.plan = plan
         self.make_backend = make_backend
         self.sample_on_device = sample_on_device
+        self.ranges = ranges or Ranges(False)
         self.generation = Generation(0, {}, {})
         self.dummies = dummy_steps(buffers.limits)
         self.logits = torch.empty(0)
@@ -113,8 +116,9 @@ class Executor:
 
         Ids that the step before has sampled and nobody has waited for are taken from the device.
         """
-        pending = self._decode(batch) if batch.is_decode else self._prefill(batch)
-        return pending.fetch()
+        with self.ranges(f"{'decode' if batch.is_decode else 'prefill'} {batch.num_tokens}"):
+            pending = self._decode(batch) if batch.is_decode else self._prefill(batch)
+            return pending.fetch()
 
     def check_device(self, error: BaseException) -> None:
         """After a step that failed with `error`: whether the device still works.
@@ -236,28 +240,30 @@ class Executor:
         rows = len(batch.rows)
         captured = self.generation.decode_graph(rows)
         if captured is None:
-            self.buffers.fill(batch, shape := self._eager_shape(batch))
-            inputs = self.buffers.inputs(shape)
-            return self._sample(batch, self.model.compute_logits(self._forward(shape, inputs)), inputs)
+            inputs = self._fill(batch, shape := self._eager_shape(batch))
+            with self.ranges("forward"):
+                logits = self.model.compute_logits(self._forward(shape, inputs))
+            return self._sample(batch, logits, inputs)
         size, graph = captured
-        self.buffers.fill(batch, shape := self._decode_shape(size))
-        graph.replay()
+        inputs = self._fill(batch, self._decode_shape(size))
+        with self.ranges(graph.label):
+            graph.replay()
         if self._samples_plainly(batch.rows):
             return PendingStep(self.buffers.sampled[:rows])
-        return self._sample(batch, self.logits[:rows], self.buffers.inputs(shape))
+        return self._sample(batch, self.logits[:rows], inputs)
 
     def _prefill(self, batch: Batch) -> PendingStep:
         """Any mix of prefill and decode."""
         captured = self.generation.prefill_graph(batch.num_tokens)
         if captured is None:
-            self.buffers.fill(batch, shape := self._eager_shape(batch))
-            inputs = self.buffers.inputs(shape)
-            hidden = self._forward(shape, inputs)
+            inputs = self._fill(batch, shape := self._eager_shape(batch))
+            with self.ranges("forward"):
+                hidden = self._forward(shape, inputs)
         else:
             bucket, graph = captured
-            self.buffers.fill(batch, shape := self._prefill_shape(bucket))
-            inputs = self.buffers.inputs(shape)
-            graph.replay()
+            inputs = self._fill(batch, self._prefill_shape(bucket))
+            with self.ranges(graph.label):
+                graph.replay()
             hidden = self.hidden[:bucket]
         if batch.num_samples:
             logits = self.model.compute_logits(hidden.index_select(0, inputs.last_tokens[: batch.num_samples]))
@@ -267,12 +273,21 @@ class Executor:
         pending.prompt = self._prompt_logprobs(batch, hidden)
         return pending
 
+    def _fill(self, batch: Batch, shape: StepShape) -> DeviceInputs:
+        with self.ranges("fill"):
+            self.buffers.fill(batch, shape)
+            return self.buffers.inputs(shape)
+
     def _samples_plainly(self, rows: list[Row]) -> bool:
         """Whether the kernel that captured steps sample with serves all of `rows`."""
         return self.sample_on_device and all(row.request.sampling.plain and not row.forbidden_ids for row in rows)
 
     def _sample(self, batch: Batch, logits: torch.Tensor, inputs: DeviceInputs) -> PendingStep:
         """Choose ids from `logits` [rows that sample, vocab], and leave them where the next step looks for them."""
+        with self.ranges("sample"):
+            return self._choose(batch, logits, inputs)
+
+    def _choose(self, batch: Batch, logits: torch.Tensor, inputs: DeviceInputs) -> PendingStep:
         rows = [row for row in batch.rows if row.samples]
         if self._samples_plainly(rows):
             pending = PendingStep(self._sample_plain(logits, inputs))

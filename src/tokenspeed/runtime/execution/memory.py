@@ -22,7 +22,7 @@ class MemoryUse:
     step: int
     """What the largest eager step takes for a while."""
     graphs: int
-    """What all generations of captured steps will take."""
+    """What the executables of all captured steps will take; the memory pools are held already."""
 
     def left(self, utilization: float) -> int:
         """Bytes for the KV cache when `utilization` of the GPU may be used; negative when there are none."""
@@ -86,22 +86,19 @@ def _peak(run: Callable[[], None], device: torch.device) -> int:
 def _graph_bytes(
     executor: Executor, kind: GraphKind, sizes: tuple[int, ...], generations: int, progress: Callable[[str], None]
 ) -> int:
-    """Bytes of all graphs of one kind: the pool of the largest serves all, each has its own executable."""
+    """Bytes that the executables of all graphs of one kind will take; the pool of the largest serves all."""
     device = executor.buffers.device
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    reserved = torch.cuda.memory_reserved(device)
     progress(f"largest {kind} graph")
+    # The first one fills the pool and may load libraries; the second costs what each of the others will.
     first = executor.capture_one(kind, sizes[-1])
-    pool = torch.cuda.memory_reserved(device) - reserved
-    # The first one may have loaded libraries; the second costs what each of the others will.
+    reserved = torch.cuda.memory_reserved(device)
     free, _ = torch.cuda.mem_get_info(device)
     second = executor.capture_one(kind, sizes[-1])
     torch.cuda.synchronize(device)
-    grown = torch.cuda.memory_reserved(device) - reserved - pool
+    grown = torch.cuda.memory_reserved(device) - reserved
     executable = max(0, free - torch.cuda.mem_get_info(device)[0] - grown)
     del first, second
-    return pool + grown + executable * len(sizes) * generations
+    return executable * len(sizes) * generations
 
 
 def gib(count: int) -> str:

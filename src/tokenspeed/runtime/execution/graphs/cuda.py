@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -25,10 +25,10 @@ class GraphMemory:
 
     def __init__(self, device: torch.device):
         self.device = device
+        self._unfinished: list[torch.cuda.CUDAGraph] = []
 
     def open(self) -> None:
-        """Make the pool and the stream, with cuBLAS's handle and workspace outside of the pool."""
-        self.pool = torch.cuda.graph_pool_handle()
+        """Make the stream, with cuBLAS's handle and workspace outside of the pool, and the pool."""
         self.stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(self.stream):
             for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -36,6 +36,26 @@ class GraphMemory:
                 torch.addmm(square[0], square, square)
                 torch.mm(square, square)
         self.stream.synchronize()
+        self._open_pool()
+
+    def give_up(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Take a new pool: `graph` was invalidated in its capture, and torch cannot end that in the pool it had."""
+        # Its destructor would touch what the capture left behind.
+        self._unfinished.append(graph)
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self.stream.device_index, self.pool)
+        self._open_pool()
+
+    def _open_pool(self) -> None:
+        """Make the pool. A graph of its own keeps it: torch does not take a pool again that had lost its last graph."""
+        self.pool = torch.cuda.graph_pool_handle()
+        self._anchor = torch.cuda.CUDAGraph()
+        number = torch.zeros(1, device=self.device)
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.stream(self.stream):
+            self._anchor.capture_begin(pool=self.pool, capture_error_mode=CAPTURE_MODE)
+            number.add_(1)
+            self._anchor.capture_end()
 
 
 class CudaGraph:
@@ -110,14 +130,19 @@ class CudaGraphBackend:
     def _record(self, graph: torch.cuda.CUDAGraph, step: Callable[[], None], memory: GraphMemory, label: str) -> None:
         graph.capture_begin(pool=memory.pool, capture_error_mode=CAPTURE_MODE)
         try:
-            step()
+            with _no_reading_on_the_host():
+                step()
         except BaseException:
-            _abandon(graph, memory)
+            with suppress(CaptureError):
+                self._end(graph, memory, label)
             raise
+        self._end(graph, memory, label)
+
+    def _end(self, graph: torch.cuda.CUDAGraph, memory: GraphMemory, label: str) -> None:
         try:
             graph.capture_end()
         except RuntimeError as error:
-            _stop_allocating(memory)
+            memory.give_up(graph)
             raise CaptureError(f"the step {label} cannot be captured ({_first_line(error)})") from error
 
     def _kernel(self, function: int) -> LoadedKernel | None:
@@ -137,17 +162,15 @@ def open_graph_memory(device: torch.device) -> dict[GraphKind, GraphMemory]:
     return memory
 
 
-def _abandon(graph: torch.cuda.CUDAGraph, memory: GraphMemory) -> None:
-    """End a capture whose step failed, so that the stream and the pool can be used again."""
+@contextmanager
+def _no_reading_on_the_host() -> Iterator[None]:
+    """Let torch refuse what waits for the device, before CUDA does: its refusal would spoil the capture as a whole."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
     try:
-        graph.capture_end()
-    except RuntimeError:
-        # What failed has made the capture invalid; torch then leaves the pool as it was in the capture.
-        _stop_allocating(memory)
-
-
-def _stop_allocating(memory: GraphMemory) -> None:
-    torch._C._cuda_endAllocateToPool(memory.stream.device_index, memory.pool)
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def _first_line(error: BaseException) -> str:
