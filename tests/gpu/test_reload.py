@@ -1,0 +1,65 @@
+"""Edits of a Triton kernel and of a layer on a serving GPU, with requests before, during and after."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def told(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `reloading.py` did, in float32: answers do not depend on the size of a batch."""
+    scratch = tmp_path_factory.mktemp("reload")
+    program = Path(__file__).with_name("reloading.py")
+    command = [sys.executable, str(program), str(tiny(dtype="float32")), str(scratch), "cuda"]
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_an_edited_kernel_serves_those_that_came_later(told: dict[str, Any]) -> None:
+    edit = told["kernel"]
+    assert edit["reply"]["success"], edit["reply"]
+    assert edit["reply"]["jit"]["compiled"] >= 1
+    assert edit["reply"]["graphs"]["how"] == "recaptured"
+    assert edit["before"] == told["original"]
+    assert edit["after"] == edit["alone"] != told["original"]
+
+
+@pytest.mark.parametrize(("broken", "serves"), [("broken kernel", "kernel"), ("reads on the host", "layer")])
+def test_a_broken_edit_is_undone_and_loses_nothing(told: dict[str, Any], broken: str, serves: str) -> None:
+    edit = told[broken]
+    assert not edit["reply"]["success"]
+    assert edit["reply"]["phase"] in ("warm", "graphs")
+    assert edit["generation"] == told[serves]["generation"]
+    assert edit["before"] == edit["after"] == edit["alone"] == told[serves]["alone"]
+
+
+def test_an_edited_layer_takes_back_what_the_kernel_did(told: dict[str, Any]) -> None:
+    edit = told["layer"]
+    assert edit["reply"]["success"], edit["reply"]
+    assert edit["before"] == told["kernel"]["alone"]
+    # Half in the kernel, twice in the layer: exact in floating point.
+    assert edit["after"] == edit["alone"] == told["original"]
+
+
+def test_the_first_code_gives_the_first_answers_again(told: dict[str, Any]) -> None:
+    assert told["restored"]["alone"] == told["original"]
+    for number in range(4):
+        assert told[f"kernel again {number}"]["alone"] == told["kernel"]["alone"]
+        assert told[f"restored again {number}"]["alone"] == told["original"]
+
+
+def test_generations_do_not_pile_up(told: dict[str, Any]) -> None:
+    assert told["restored again 3"]["memory"] - told["restored"]["memory"] <= 4 << 20
