@@ -41,7 +41,7 @@ def _merge_definition(held: Any, value: Any, where: str, merge: Merge) -> Any:
     stays = merge.merge_definition(held, value, where)
     known = any(entry.old is held for entry in merge.replaced)
     if stays is value and stays is not held and not known and not same_value(held, value):
-        merge.replace(where, held, f"It became another kind of object: {type(value).__name__}.")
+        merge.replace(where, held, f"it became another kind of object: {type(value).__name__}")
     return stays
 
 
@@ -114,4 +114,4 @@ def _settle(
     known = any(entry.old is held for entry in merge.replaced)
     follows = held is MISSING or is_atom(held) or isinstance(held, ModuleType) or id(held) in merge.new_of
     if built_here and not known and not follows:
-        merge.replace(where, held, "Its value was built anew.")
+        merge.replace(where, held, "its value was built anew")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from tokenspeed_reload.names import Reads, dotted, reads_of
-from tokenspeed_reload.records import SourceText
+from tokenspeed_reload.names import Reads, dotted, reads_of, shape_of
+from tokenspeed_reload.records import SourceText, lines_of
 
 StatementKind = Literal["import", "function", "class", "value", "future", "other"]
 
@@ -43,7 +43,7 @@ class Statement:
     @cached_property
     def shape(self) -> str:
         """The syntax without positions: equal for statements that mean the same."""
-        return ast.dump(self.node)
+        return shape_of(self.node)
 
     @cached_property
     def first_line(self) -> int:
@@ -127,7 +127,7 @@ def parse(source: SourceText, previous: Definitions | None = None) -> Definition
     What is known of equal statements of a `previous` version is taken over.
     """
     tree = ast.parse(source.data, source.path)
-    lines = source.text.splitlines(keepends=True)
+    lines = lines_of(source.text)
     statements = [Statement(node, _segment(lines, node)) for node in tree.body]
     known = {s.segment: s for s in previous.statements} if previous is not None else {}
     for statement in statements:

@@ -140,7 +140,7 @@ def users(
 
 def _uses(name: str, record: ModuleRecord, cache: dict[str, tuple[str, set[str]]]) -> set[str]:
     module = sys.modules.get(name)
-    objects = used_by_objects(name, vars(module)) if module is not None else set()
+    objects = used_by_objects(name, vars(module)) if isinstance(module, ModuleType) else set()
     known = cache.get(name)
     if known is None or known[0] != record.source.sha256:
         tree = ast.parse(record.source.data, record.source.path).body

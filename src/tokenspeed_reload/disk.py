@@ -26,23 +26,27 @@ class Disk:
     def current(self, record: ModuleRecord) -> SourceText | None:
         """What a recorded module would be loaded from now, or None when its file is gone.
 
+        A module may have become a package, or a package a module.
+
         Raises:
             ReloadError: the file is there and cannot be read.
         """
         file = self._finder.overlay_file(record.name) or record.origin
-        try:
-            return SourceText(file, Path(file).read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise ReloadError("read", describe(error), module=record.name, file=file) from error
+        for path in (file, _other_form(file)):
+            try:
+                return SourceText(path, Path(path).read_bytes())
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise ReloadError("read", describe(error), module=record.name, file=path) from error
+        return None
 
     def changes(self) -> list[Change]:
         """Compare the content of all files with what last ran."""
         found: list[Change] = []
         for name, record in sorted(self._records.modules.items()):
             source = self.current(record)
-            reloadable = within(name, self._packages)
+            reloadable = within(name, self._packages) and self._records.live(name) is not None
             if source is None:
                 found.append(Change(name, record.source.path, "deleted", reloadable))
             elif source.sha256 != record.source.sha256:
@@ -61,7 +65,7 @@ class Disk:
         """The sources of modules in the packages that are not loaded, apart from those that cannot be read."""
         found: dict[str, SourceText] = {}
         for name, file in self.files().items():
-            if name not in sys.modules:
+            if name not in sys.modules and name not in self._records.modules:
                 with suppress(OSError):  # a dangling link, say: it matters only if something imports it
                     found[name] = SourceText(file, Path(file).read_bytes())
         return found
@@ -71,7 +75,7 @@ class Disk:
         record = self._records.modules[name]
         source = self.current(record)
         if source is None:
-            raise ReloadError("read", "Its source file is gone; put it back.", module=name, file=record.source.path)
+            raise ReloadError("read", "its source file is gone; put it back", module=name, file=record.source.path)
         return source
 
     def roots(self) -> list[str]:
@@ -112,6 +116,13 @@ class Disk:
         return found
 
 
+def _other_form(file: str) -> str:
+    """The file of the package instead of the module, or the other way round."""
+    directory, name = os.path.split(file)
+    stem = os.path.splitext(name)[0]  # noqa: PTH122
+    return f"{directory}.py" if stem == "__init__" else os.path.join(directory, stem, "__init__.py")  # noqa: PTH118
+
+
 def _locations(package: str) -> list[str]:
     """The directories of a package, told by its nearest loaded parent; nothing is imported."""
     head, rest = package, ""
@@ -120,7 +131,7 @@ def _locations(package: str) -> list[str]:
         path = getattr(module, "__path__", None) if module is not None else None
         if path is not None:
             directories = [str(Path(entry, *rest.split("."))) if rest else str(entry) for entry in path]
-            return [entry for entry in directories if Path(entry).is_dir()]
+            return [entry for entry in directories if os.path.isdir(entry)]  # noqa: PTH112
         head, _, last = head.rpartition(".")
         rest = f"{last}.{rest}" if rest else last
     return []

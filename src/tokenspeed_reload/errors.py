@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from tokenspeed_reload.report import Running
@@ -28,18 +28,18 @@ class ReloaderError(Exception):
 
 
 class UnknownModules(ReloaderError):
-    """A call named modules that are not loaded or not recorded; nothing was touched.
+    """A call named modules that cannot be reloaded; nothing was touched.
 
     Attributes:
-        names: the names that are unknown, in the order of the call.
+        names: their names, in the order of the call.
+        reasons: for each name, why it cannot.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = list(names)
-        super().__init__(
-            f"Name only modules that are loaded and belong to the recorded packages; "
-            f"these are not: {', '.join(self.names)}."
-        )
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        self.names = list(reasons)
+        self.reasons = dict(reasons)
+        told = ", ".join(f"{name} ({why})" for name, why in self.reasons.items())
+        super().__init__(f"name only modules that are loaded and belong to the recorded packages, not {told}")
 
 
 class ReloadError(ReloaderError):
@@ -84,18 +84,18 @@ class StillRunning(ReloadError):
     def __init__(self, running: Sequence[Running], waited_s: float) -> None:
         self.running = list(running)
         places = ", ".join(f"{r.what} (line {r.line}, {r.where})" for r in self.running)
-        super().__init__("patch", f"Code that was edited still runs after {waited_s:g} s, try again later: {places}")
+        super().__init__("patch", f"code that was edited still runs after {waited_s:g} s, try again later: {places}")
 
 
 class TransactionClosed(ReloaderError):
     """`commit`, `undo` or `swap` was called on a transaction that had ended."""
 
     def __init__(self, action: str) -> None:
-        super().__init__(f"Cannot {action}: this reload was already committed or undone.")
+        super().__init__(f"cannot {action}: this reload was already committed or undone")
 
 
 class ReloadInProgress(ReloaderError):
     """A second reload was started before the first was committed or undone."""
 
     def __init__(self) -> None:
-        super().__init__("Commit or undo the open reload before starting another one.")
+        super().__init__("commit or undo the open reload before starting another one")

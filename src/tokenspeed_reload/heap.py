@@ -10,11 +10,9 @@ from typing import Any
 
 from tokenspeed_reload.adapters.caches import CACHED_FUNCTION, clear_cache
 from tokenspeed_reload.codes import fit, is_in_place, is_redirection
-from tokenspeed_reload.merge import Merge
+from tokenspeed_reload.merge import NEW_CELLS, Merge
 from tokenspeed_reload.undo import FunctionCode, set_code
 from tokenspeed_reload.values import same_code
-
-_NEW_CELLS = "Its closure needs values that only a new call of its maker gives."
 
 
 @contextmanager
@@ -64,7 +62,7 @@ def _update(function: FunctionType, merge: Merge) -> None:
     where = f"{function.__module__}.{function.__qualname__}"
     fitted = fit(after, function, merge.definitions_for(function))
     if fitted is None:
-        merge.replace(where, function, _NEW_CELLS, is_held=True)
+        merge.replace(where, function, NEW_CELLS, is_held=True)
         return
     if is_in_place(code, fitted):
         return

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
 from tokenspeed_reload.definitions import Definitions, Statement, difference
-from tokenspeed_reload.dependencies import ImportEdge, import_edges, package_of, resolve
+from tokenspeed_reload.dependencies import ImportEdge, home_of, import_edges, package_of, resolve
 from tokenspeed_reload.names import root
 
 
@@ -84,8 +84,9 @@ class ModuleInputs:
 class Inputs:
     """The analysis over all modules of a reload, as one fixed point; nothing is executed."""
 
-    def __init__(self, modules: Mapping[str, ModuleInputs]) -> None:
+    def __init__(self, modules: Mapping[str, ModuleInputs], recorded: Container[str] = ()) -> None:
         self.modules = modules
+        self.recorded = recorded
 
     def analyse(self) -> None:
         """Fill `dirty`, `run`, `rebuilt` and `removed` of every module."""
@@ -126,7 +127,7 @@ class Inputs:
         if target is not None:
             return rest[0] in target.dirty if rest else bool(target.dirty)
         live = sys.modules.get(module)
-        return bool(rest) and live is not None and self._object_is_dirty(vars(live).get(rest[0]))
+        return bool(rest) and isinstance(live, ModuleType) and self._object_is_dirty(vars(live).get(rest[0]))
 
     def _defines(self, module: str, name: str) -> bool:
         known = self.modules.get(module)
@@ -211,7 +212,8 @@ class Inputs:
                 due = due or (reads.is_dynamic and bool(module.unseen & module.dirty))
                 if statement.kind == "import":
                     due = due or self._import_dirty(module, statement)
-                due = due or any(self.is_dirty(module, read) for read in reads.now)
+                followed = self._followed(module, statement) if reads.handed_on else set()
+                due = due or any(self.is_dirty(module, read) for read in reads.now - followed)
                 due = due or bool(reads.binds & missing)
                 if due:
                     missing |= {r for r in map(root, reads.now) if r not in module.namespace}
@@ -220,6 +222,25 @@ class Inputs:
                     module.rebuilt |= values - keep
                     grown = True
         module.run = run
+
+    def _followed(self, module: ModuleInputs, statement: Statement) -> set[str]:
+        """The functions and classes that a bare call hands to code outside, which follow in place.
+
+        Running `atexit.register(f)` again because f was edited would register it twice.
+        """
+        names = {root(read) for read in statement.reads.now} - statement.reads.handed_on
+        if any(self._is_recorded(module.namespace.get(name)) for name in names if name in module.namespace):
+            return set()
+        return {
+            name
+            for name in statement.reads.handed_on
+            if isinstance(module.namespace.get(name), FunctionType | type)
+            and module.old.kinds_of(name) == module.new.kinds_of(name) <= {"function", "class", "import"}
+        }
+
+    def _is_recorded(self, value: Any) -> bool:
+        home = home_of(value)
+        return home is not None and home in self.recorded
 
     def _clear(self, module: ModuleInputs) -> None:
         """Find the names that are bound anew only where their statements still do so.
@@ -234,7 +255,7 @@ class Inputs:
         for statement in due:
             for level, name in statement.reads.stars:
                 provider = sys.modules.get(resolve(level, name, package_of(module.name, module.new.source)))
-                if provider is not None:
+                if isinstance(provider, ModuleType):
                     module.cleared |= _brought(module, vars(provider))
         module.cleared -= module.new.keep | module.removed
 
@@ -243,7 +264,7 @@ class Inputs:
         package = package_of(module.name, module.old.source)
         for level, name in [star for s in module.dropped for star in s.reads.stars]:
             star = resolve(level, name, package)
-            if star in module.stars or star not in sys.modules:
+            if star in module.stars or not isinstance(sys.modules.get(star), ModuleType):
                 continue
             module.removed |= _brought(module, vars(sys.modules[star]))
 

@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from tokenspeed_reload.errors import ReloadError, describe
 from tokenspeed_reload.records import ModuleRecord, Records, SourceText
 
 
@@ -97,29 +98,44 @@ class SourceFinder(MetaPathFinder):
             return None
         stem = self._overlay.joinpath(*name.split("."))
         for file in (stem / "__init__.py", stem.with_name(stem.name + ".py")):
-            if file.is_file():
+            if os.path.isfile(file):  # noqa: PTH113 - it does not raise where a directory cannot be read
                 return str(file)
         return None
 
     def adopt(self, name: str, module: ModuleType) -> None:
-        """Record a module that was imported before the hook stood, from the file it came from."""
+        """Record a module that was imported before the hook stood, from the file it came from.
+
+        Raises:
+            ReloadError: the file cannot be read, or no longer compiles: what runs is then unknown.
+        """
         spec = getattr(module, "__spec__", None)
         file = _source_path(spec)
         if file is None or name in self._records.modules:
             return
-        source = SourceText(file, Path(file).read_bytes())
-        self._records.add(ModuleRecord(name, source, compile_source(source), file))
+        try:
+            source = SourceText(file, Path(file).read_bytes())
+            code = compile_source(source)
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ReloadError("read", describe(error), module=name, file=file) from error
+        self._records.add(ModuleRecord(name, source, code, file))
 
     def _find_elsewhere(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
+        finders = list(sys.meta_path)
+        if self in finders:  # those before it have been asked already
+            finders = finders[finders.index(self) + 1 :]
+        for finder in finders:
+            if not hasattr(finder, "find_spec"):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 return spec
         return None
+
+    def spec_of(self, name: str, source: SourceText, origin: str) -> ModuleSpec | None:
+        """The spec of a module that runs `source`."""
+        return self._spec(name, source, origin, None)
 
     def _spec(self, name: str, source: SourceText, origin: str | None, base: ModuleSpec | None) -> ModuleSpec | None:
         locations = list(base.submodule_search_locations or ()) if base is not None else []
@@ -138,4 +154,5 @@ def _source_path(spec: ModuleSpec | None) -> str | None:
     if spec is None or spec.origin is None or not spec.has_location:
         return None
     suffixes = tuple(importlib.machinery.SOURCE_SUFFIXES)
-    return spec.origin if spec.origin.endswith(suffixes) and Path(spec.origin).is_file() else None
+    is_source = spec.origin.endswith(suffixes) and os.path.isfile(spec.origin)  # noqa: PTH113
+    return spec.origin if is_source else None

@@ -11,10 +11,12 @@ from typing import Any, Protocol, runtime_checkable
 from tokenspeed_reload.codes import CodeMap, is_redirection, redirect
 from tokenspeed_reload.definitions import Definitions
 from tokenspeed_reload.inputs import Inputs, ModuleInputs
-from tokenspeed_reload.names import reads_of
+from tokenspeed_reload.names import reads_of, shape_of
 from tokenspeed_reload.report import Effect, NeedsRestart
 from tokenspeed_reload.undo import FunctionState, UndoLog, cell_value
 from tokenspeed_reload.values import same_value
+
+NEW_CELLS = "its closure needs values that only a new call of its maker gives"
 
 
 class Adapter(Protocol):
@@ -231,8 +233,9 @@ class Merge:
     def decorators_changed(self, function: FunctionType) -> bool:
         """True when the decorators in the source of a function are no longer those that were applied to it."""
         module = self.module_of(function)
-        found = [_find(d, function.__qualname__) for d in (module.old, module.new)] if module is not None else []
-        lists = [[ast.dump(d) for d in node.decorator_list] for node in found if isinstance(node, _FUNCTIONS)]
+        versions = (module.old, module.new) if module is not None else ()
+        found = [find_definition(version, function.__qualname__) for version in versions]
+        lists = [[shape_of(d) for d in node.decorator_list] for node in found if isinstance(node, _FUNCTIONS)]
         return len(lists) == 2 and lists[0] != lists[1]
 
     def keeps_defaults(self, function: FunctionType) -> bool:
@@ -240,10 +243,10 @@ class Merge:
         module = self.module_of(function)
         if module is None:
             return False
-        old, new = (_find(d, function.__qualname__) for d in (module.old, module.new))
+        old, new = (find_definition(d, function.__qualname__) for d in (module.old, module.new))
         if not isinstance(old, _FUNCTIONS) or not isinstance(new, _FUNCTIONS):
             return False
-        if [ast.dump(d) for d in _defaults(old)] != [ast.dump(d) for d in _defaults(new)]:
+        if [shape_of(d) for d in _defaults(old)] != [shape_of(d) for d in _defaults(new)]:
             return False
         return not any(self._dirty(module, ast.Expr(d)) for d in _defaults(new))
 
@@ -252,14 +255,14 @@ class Merge:
         module = self.module_of(cls)
         if module is None:
             return set()
-        old, new = (_find(d, cls.__qualname__) for d in (module.old, module.new))
+        old, new = (find_definition(d, cls.__qualname__) for d in (module.old, module.new))
         if not isinstance(old, ast.ClassDef) or not isinstance(new, ast.ClassDef):
             return set()
         before, after = _members(old), _members(new)
         return {
             name
             for name, nodes in after.items()
-            if [ast.dump(n) for n in before.get(name, [])] == [ast.dump(n) for n in nodes]
+            if [shape_of(n) for n in before.get(name, [])] == [shape_of(n) for n in nodes]
             and not any(self._dirty(module, node) for node in nodes)
         }
 
@@ -268,7 +271,7 @@ class Merge:
         module = self.module_of(cls)
         if module is None:
             return set()
-        old, new = (_find(d, cls.__qualname__) for d in (module.old, module.new))
+        old, new = (find_definition(d, cls.__qualname__) for d in (module.old, module.new))
         if not isinstance(old, ast.ClassDef) or not isinstance(new, ast.ClassDef):
             return set()
         names = [
@@ -280,7 +283,7 @@ class Merge:
     def defined_members(self, cls: type) -> set[str]:
         """The members that the old class body defined."""
         module = self.module_of(cls)
-        old = _find(module.old, cls.__qualname__) if module else None
+        old = find_definition(module.old, cls.__qualname__) if module else None
         return set(_members(old)) if isinstance(old, ast.ClassDef) else set()
 
     def _dirty(self, module: ModuleInputs, node: ast.stmt) -> bool:
@@ -294,7 +297,7 @@ def _defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
     return [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]
 
 
-def _find(definitions: Definitions, qualname: str) -> ast.AST | None:
+def find_definition(definitions: Definitions, qualname: str) -> ast.AST | None:
     """The last definition with this qualified name."""
     nodes: Iterable[ast.AST] = [s.node for s in definitions.statements]
     found: ast.AST | None = None

@@ -6,7 +6,14 @@ A read is a dotted string: "x" when the object itself is used, "x.y.z" when only
 from __future__ import annotations
 
 import ast
+import functools
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -26,6 +33,7 @@ class Reads:
         stars: modules of its `from x import *`, as (level, module).
         inner_imports: imports in function bodies, as (level, module, name or None).
         attributes: attributes of module-level names that it sets, as (name, attribute).
+        handed_on: names that a bare call only hands on, as `atexit.register(f)` does with f.
         is_dynamic: it may bind names that the syntax does not show, as by `globals()`.
     """
 
@@ -36,14 +44,57 @@ class Reads:
     stars: list[tuple[int, str]] = field(default_factory=list)
     inner_imports: list[tuple[int, str, str | None]] = field(default_factory=list)
     attributes: set[tuple[str, str]] = field(default_factory=set)
+    handed_on: set[str] = field(default_factory=set)
     is_dynamic: bool = False
 
 
+_MAX_DEPTH = 100_000  # the compiler takes nested expressions that are deeper than the usual limit
+
+
+def deep(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a function that walks syntax trees recurse as deep as these go."""
+
+    @functools.wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, _MAX_DEPTH))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sys.setrecursionlimit(limit)
+
+    return call
+
+
+@deep
 def reads_of(statement: ast.stmt) -> Reads:
     """Collect the reads of one module-level statement."""
     visitor = _Visitor()
     visitor.visit(statement)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        visitor.reads.handed_on = _handed_on(statement.value)
     return visitor.reads
+
+
+def _handed_on(call: ast.Call) -> set[str]:
+    """The names that stand as arguments of calls and nowhere else."""
+    arguments = [
+        node
+        for inner in ast.walk(call)
+        if isinstance(inner, ast.Call)
+        for node in (*inner.args, *(keyword.value for keyword in inner.keywords))
+        if isinstance(node, ast.Name)
+    ]
+    elsewhere = {
+        node.id for node in ast.walk(call) if isinstance(node, ast.Name) and not any(node is a for a in arguments)
+    }
+    return {node.id for node in arguments} - elsewhere
+
+
+@deep
+def shape_of(node: ast.AST) -> str:
+    """The syntax without positions: equal for nodes that mean the same."""
+    return ast.dump(node)
 
 
 def dotted(node: ast.expr) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from tokenspeed_reload.loader import within
 from tokenspeed_reload.records import ModuleRecord, Records
@@ -33,7 +34,7 @@ class NewModules:
             log.add(AddedEntry(sys.modules, name))
             parent, _, child = name.rpartition(".")
             holder = sys.modules.get(parent)
-            if holder is not None and vars(holder).get(child) is sys.modules[name]:
+            if isinstance(holder, ModuleType) and vars(holder).get(child) is sys.modules[name]:
                 log.add(AddedEntry(vars(holder), child))
             if record is not None:
                 log.add(_AddedRecord(self._records, record))

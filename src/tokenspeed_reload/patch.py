@@ -18,6 +18,7 @@ from tokenspeed_reload.inputs import Inputs, ModuleInputs
 from tokenspeed_reload.loader import SourceFinder, within
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.newmodules import NewModules
+from tokenspeed_reload.outside import Outside
 from tokenspeed_reload.records import Sources, pin
 from tokenspeed_reload.report import Report
 from tokenspeed_reload.running import own_frames, suspended, wait_for_others
@@ -91,9 +92,10 @@ class Patch:
     def _apply(self) -> None:
         if not self._inputs.modules:
             return
+        records = self._reloader.records
         for participant in self._reloader.participants:
             self._log.add(ParticipantState(participant))
-        self._footprint.take([sys.modules[n] for n in self._reloader.records.modules if n in sys.modules])
+        self._footprint.take([m for m in map(records.live, records.modules) if m is not None])
         self._new_modules.start()
         for library in self._merge.libraries:
             library.begin(self._merge)
@@ -135,14 +137,16 @@ class Patch:
         self._log_mutated(module)
         self._withdraw(module, old)
         self._drop_attributes(module)
+        self._set_file(module, namespace)
+        outside = Outside(module, self._reloader.records.modules)
         gc.collect(0)
         execute(module, namespace)
         self._merge.young.update((id(o), o) for o in gc.get_objects(generation=0))
         executed = time.perf_counter()
+        self._report.effects.extend(outside.effects())
         self._wait_for_others()  # it may have let other threads run
         bind(module, namespace, old, self._merge)
         self._note_removed(module, old)
-        self._set_file(module, namespace)
         holders = [*self._merge.young.values(), *self._merge.touched.values(), namespace]
         self._substitution.in_holders(holders)
         self._supersede(old)
@@ -216,11 +220,23 @@ class Patch:
             value = old[name]
             is_own = isinstance(value, FunctionType | type) and value.__module__ == module.name
             if is_own and id(value) not in self._merge.new_of:
-                self._merge.replace(f"{module.name}.{name}", value, "It was removed.")
+                self._merge.replace(f"{module.name}.{name}", value, "it was removed")
 
     def _set_file(self, module: ModuleInputs, namespace: dict[str, Any]) -> None:
-        if module.new.source.path != module.old.source.path and "__file__" in namespace:
-            namespace["__file__"] = module.new.source.path
+        """Let the module know its new file; it may have become a package, or be one no longer."""
+        source = module.new.source
+        if source.path == module.old.source.path or "__file__" not in namespace:
+            return
+        namespace["__file__"] = source.path
+        if source.is_package == module.old.source.is_package:
+            return
+        spec = self._finder.spec_of(module.name, source, self._reloader.records.modules[module.name].origin)
+        if spec is not None:
+            namespace |= {"__spec__": spec, "__loader__": spec.loader, "__package__": spec.parent}
+            if spec.submodule_search_locations is not None:
+                namespace["__path__"] = spec.submodule_search_locations
+            else:
+                namespace.pop("__path__", None)
 
     def _finish(self) -> None:
         merge = self._merge
@@ -250,7 +266,7 @@ class Patch:
             # What was executed and not kept must go before it is frozen with the rest: frozen, it would stay for
             # good, and the next reload would take it for a holder. All older objects are in generation 2 here.
             gc.collect(1)
-            self._report.stale.extend(find_stale(merge, self._log.held_containers()))
+            self._report.stale.extend(find_stale(merge.replaced, self._log.held_containers()))
         self._report.running.extend(own_frames(merge.is_replaced))
         self._report.stale.extend(find_copies(merge, self._reloader.records.modules))
         self._report.needs_restart.extend(merge.needs_restart)
@@ -260,18 +276,16 @@ class Patch:
     def _note_run_once(self) -> None:
         """Name the edits whose effect is only in what was built before this reload."""
         merge, reloader = self._merge, self._reloader
-        sources = {name: record.source for name, record in reloader.records.modules.items()}
-        sources |= {name: module.new.source for name, module in self._inputs.modules.items()}
-        once = RunOnce(reloader.runs_once, reloader.built_by, sources, reloader.uses)
+        once = reloader.run_once(self._inputs)
         for where, function in merge.edited:
             if has_cached_values(function):
                 name = f"{function.__module__}.{function.__qualname__}"
-                merge.restart(name, "Objects keep the value that they computed before this reload.")
+                merge.restart(name, "objects keep the value that they computed before this reload")
             elif once.function(function, function.__globals__):
-                merge.restart(where, "It runs once; what it built before this reload is kept as it is.")
+                merge.restart(where, RunOnce.WHY)
         for module, name in merge.new_values:
             if once.value(name):
-                merge.restart(f"{module}.{name}", "What was built from it before this reload is kept as it is.")
+                merge.restart(f"{module}.{name}", "what was built from it before this reload is kept as it is")
 
     def _drop_helpers(self) -> None:
         merge = self._merge

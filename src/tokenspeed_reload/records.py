@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import linecache
+import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Literal
 
 Kind = Literal["edited", "new", "deleted"]
@@ -106,6 +108,11 @@ class Records:
     def __init__(self) -> None:
         self.modules: dict[str, ModuleRecord] = {}
 
+    def live(self, name: str) -> ModuleType | None:
+        """The loaded module of that name if its source is known, else None."""
+        module = sys.modules.get(name)
+        return module if name in self.modules and isinstance(module, ModuleType) else None
+
     def add(self, record: ModuleRecord) -> None:
         """Take `record` as what runs, and pin its text."""
         self.modules[record.name] = record
@@ -122,12 +129,24 @@ class Records:
             linecache.cache.pop(record.source.path, None)
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines with their ends, as the compiler counts them: a form feed ends none."""
+    return text.splitlines(keepends=True) if text.isascii() and not _RARE_ENDS.search(text) else _split(text)
+
+
+_RARE_ENDS = re.compile("[\x0b\x0c\x1c-\x1e]")
+
+
+def _split(text: str) -> list[str]:
+    return [line for line in re.split("(?<=\n)", text) if line]
+
+
 LineCacheEntry = tuple[int, None, list[str], str]
 
 
 def line_cache_entry(source: SourceText) -> LineCacheEntry:
     """The entry that shows `source`; without a time it is never checked against the disk."""
-    return (len(source.data), None, source.text.splitlines(keepends=True), source.path)
+    return (len(source.data), None, lines_of(source.text), source.path)
 
 
 def pin(source: SourceText) -> None:

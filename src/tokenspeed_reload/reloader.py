@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 
 from tokenspeed_reload.adapters import default_adapters
 from tokenspeed_reload.definitions import Definitions, parse
@@ -14,13 +14,14 @@ from tokenspeed_reload.disk import Disk
 from tokenspeed_reload.errors import ReloadError, ReloadInProgress, UnknownModules, describe
 from tokenspeed_reload.inputs import Inputs, ModuleInputs
 from tokenspeed_reload.loader import SourceFinder, compile_source, within
-from tokenspeed_reload.merge import Adapter
+from tokenspeed_reload.merge import Adapter, Merge
 from tokenspeed_reload.patch import Patch
+from tokenspeed_reload.plan import Planner
 from tokenspeed_reload.records import Change, ModuleRecord, Records, Sources, SourceText
 from tokenspeed_reload.report import NeedsRestart, Plan, ReloadedModule, Report
-from tokenspeed_reload.runonce import UsesByModule
+from tokenspeed_reload.runonce import RunOnce, UsesByModule
 from tokenspeed_reload.transaction import Transaction
-from tokenspeed_reload.undo import Participant
+from tokenspeed_reload.undo import Participant, UndoLog
 
 RUNS_ONCE = frozenset({"__init__", "__post_init__", "load_weights", "process_weights"})
 
@@ -68,13 +69,17 @@ class Reloader:
         self._open: Transaction | None = None
 
     def install(self) -> None:
-        """Put the loader hook in place; modules that are loaded already are taken to run what the disk holds."""
+        """Put the loader hook in place; modules that are loaded already are taken to run what the disk holds.
+
+        Raises:
+            ReloadError: the file of one of these cannot be read or compiled.
+        """
         if self._finder in sys.meta_path:
             return
-        sys.meta_path.insert(0, self._finder)
         for name, module in list(sys.modules.items()):
             if within(name, [*self.packages, *self.watch]):
                 self._finder.adopt(name, module)
+        sys.meta_path.insert(0, self._finder)
         self._disk.note_files()
 
     def uninstall(self) -> None:
@@ -112,9 +117,7 @@ class Reloader:
         changes = self.changed()
         edited = [c.module for c in changes if c.kind == "edited" and c.reloadable]
         names = edited if modules is None else list(dict.fromkeys(modules))
-        unknown = [n for n in names if n not in self.records.modules or n not in sys.modules]
-        if unknown:
-            raise UnknownModules(unknown)
+        self._check(names)
         return Sources(
             modules={name: self._disk.read(name) for name in names},
             unloaded=self._disk.unloaded(),
@@ -133,13 +136,23 @@ class Reloader:
         """
         sources = sources if sources is not None else self.read(modules)
         why, inputs = self._analyse(sources)
-        plan = Plan(pending=sources.pending, needs_restart=_outside(sources))
-        for name, module in inputs.modules.items():
-            plan.modules.append(ReloadedModule(name, why[name]))
-            names = {n for s in module.statements() for n in s.reads.binds}
-            plan.statements[name] = sorted(names)
-            plan.removed[name] = sorted(n for n in module.removed if n in module.namespace)
+        plan = Plan(
+            modules=[ReloadedModule(name, why[name]) for name in inputs.modules],
+            pending=list(sources.pending),
+            needs_restart=_outside(sources),
+            notes=_deleted(sources),
+        )
+        merge = Merge(UndoLog(), self.adapters, inputs, self._padding, self.records.modules)
+        old = {name: self.records.modules[name].code for name in inputs.modules}
+        new = {name: compile_source(source) for name, source in sources.modules.items()}
+        Planner(merge, old, new, self.run_once(inputs)).fill(plan)
         return plan
+
+    def run_once(self, inputs: Inputs) -> RunOnce:
+        """Which functions run once, by the sources as they will be."""
+        sources = {name: record.source for name, record in self.records.modules.items()}
+        sources |= {name: module.new.source for name, module in inputs.modules.items()}
+        return RunOnce(self.runs_once, self.built_by, sources, self.uses)
 
     def reload(self, modules: Iterable[str] | None = None, sources: Sources | None = None) -> Transaction:
         """Execute changed modules and their users in place, as an open transaction.
@@ -163,7 +176,7 @@ class Reloader:
             modules=[ReloadedModule(name, why[name]) for name in inputs.modules],
             pending=list(sources.pending),
             needs_restart=_outside(sources),
-            notes=[f"The file of {name} is gone; the module was left as it runs." for name in sources.deleted],
+            notes=_deleted(sources),
         )
         foreign = {name: self._foreign_names(name) for name in inputs.modules}
         patch = Patch(self, self._finder, inputs, codes, sources, self._padding, report)
@@ -182,11 +195,29 @@ class Reloader:
         self._open = Transaction(report, log, close)
         return self._open
 
-    def reload_and_commit(self, modules: Iterable[str] | None = None) -> Report:
+    def reload_and_commit(self, modules: Iterable[str] | None = None, sources: Sources | None = None) -> Report:
         """Reload and keep the result; raises as `reload` does."""
-        transaction = self.reload(modules)
+        transaction = self.reload(modules, sources)
         transaction.commit()
         return transaction.report
+
+    def transaction(self, modules: Iterable[str] | None = None, sources: Sources | None = None) -> Transaction:
+        """`reload` for a `with` statement: committed at its end, undone when its block raises."""
+        return self.reload(modules, sources)
+
+    def _check(self, names: Iterable[str]) -> None:
+        reasons = {name: self._why_unknown(name) for name in names if self.records.live(name) is None}
+        if reasons:
+            raise UnknownModules(reasons)
+
+    def _why_unknown(self, name: str) -> str:
+        if name not in sys.modules:
+            return "it is not loaded"
+        if not isinstance(sys.modules[name], ModuleType):
+            return "another object took its place in sys.modules"
+        if not within(name, [*self.packages, *self.watch]):
+            return "it lies outside of them"
+        return "it has no Python source"
 
     def _foreign_names(self, name: str) -> set[str]:
         """The names that something outside of module `name` put into it."""
@@ -211,15 +242,13 @@ class Reloader:
 
     def _analyse(self, sources: Sources) -> tuple[dict[str, str], Inputs]:
         """Why each module takes part, in execution order, and what of it has to run."""
-        unknown = [n for n in sources.modules if n not in self.records.modules or n not in sys.modules]
-        if unknown:
-            raise UnknownModules(unknown)
+        self._check(sources.modules)
         parsed = {name: _parse(name, source, self._definitions(name)) for name, source in sources.modules.items()}
         why = dict.fromkeys(sources.modules, "named" if sources.named else "edited")
         candidates = {
             name: record
             for name, record in self.records.modules.items()
-            if name in sys.modules and (within(name, self.packages) or name in why)
+            if self.records.live(name) is not None and (within(name, self.packages) or name in why)
         }
         for name, provider in users(why, candidates, self._imports).items():
             why[name] = f"uses {provider}"
@@ -235,7 +264,7 @@ class Reloader:
             if not providers[name] & why.keys():
                 providers[name] |= used_by_objects(name, namespace)
         order = ordered(why, providers)
-        inputs = Inputs({name: modules[name] for name in order})
+        inputs = Inputs({name: modules[name] for name in order}, self.records.modules)
         inputs.analyse()
         return why, inputs
 
@@ -264,6 +293,14 @@ def _line(error: Exception, data: bytes) -> int | None:
     return declared[0] if declared else None
 
 
+def _deleted(sources: Sources) -> list[str]:
+    return [f"the file of {name} is gone; the module was left as it runs" for name in sources.deleted]
+
+
 def _outside(sources: Sources) -> list[NeedsRestart]:
-    reason = "It lies outside of the reloadable packages and was left as it runs; name it to force it."
-    return [NeedsRestart(name, reason) for name in sources.outside]
+    posing = "another object took its place in sys.modules, which was left as it is"
+    outside = "it lies outside of the reloadable packages and was left as it runs; name it to force it"
+    return [
+        NeedsRestart(name, outside if isinstance(sys.modules.get(name), ModuleType) else posing)
+        for name in sources.outside
+    ]

@@ -105,16 +105,28 @@ class Report:
 class Plan:
     """What a reload would do.
 
+    It is told without running anything: what a statement will give is not known, only that it would run.
+
     Attributes:
         modules: the modules that it would execute, providers before users.
         statements: for each of them the top-level names that it would define anew.
         removed: for each of them the names that it would delete.
+        patched: live functions and classes that would be updated in place, as dotted names.
+        redirected: live functions that would call a new one, since they cannot hold its closure.
+        stale: old objects that could not follow, and who holds them now.
+        running: old code that runs now; other threads would be waited for.
         pending: changed modules that it would leave.
         needs_restart: edits whose effect comes with a restart only.
+        notes: whatever else the person who edits should know, as sentences.
     """
 
     modules: list[ReloadedModule] = field(default_factory=list)
     statements: dict[str, list[str]] = field(default_factory=dict)
     removed: dict[str, list[str]] = field(default_factory=dict)
+    patched: list[str] = field(default_factory=list)
+    redirected: list[str] = field(default_factory=list)
+    stale: list[Stale] = field(default_factory=list)
+    running: list[Running] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     needs_restart: list[NeedsRestart] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)

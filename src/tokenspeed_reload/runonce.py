@@ -17,7 +17,7 @@ from types import CodeType, FunctionType
 
 from tokenspeed_reload.codes import nested
 from tokenspeed_reload.loader import within
-from tokenspeed_reload.names import FunctionNode, local_names
+from tokenspeed_reload.names import FunctionNode, deep, local_names
 from tokenspeed_reload.records import SourceText
 
 _BUILDERS = ("__init__", "__post_init__", "__new__")
@@ -53,6 +53,8 @@ class RunOnce:
         sources: the source that each recorded module runs.
         parsed: the uses by module and hash of its source; it is filled, and may be kept for later states.
     """
+
+    WHY = "it runs once; what it built before this reload is kept as it is"
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class RunOnce:
         known = self._parsed.get(module)
         if known is None or known[0] != source.sha256:
             visitor = _Uses(module)
-            visitor.visit(ast.parse(source.data))
+            deep(visitor.visit)(ast.parse(source.data))
             known = self._parsed[module] = (source.sha256, visitor.found)
         return known[1]
 

@@ -20,13 +20,13 @@ _LEVELS = 3
 _HOLDERS = 8
 
 
-def find_stale(merge: Merge, hidden: Iterable[Any]) -> list[Stale]:
+def find_stale(replaced: list[Replaced], hidden: Iterable[Any]) -> list[Stale]:
     """Name who holds an object that could not follow; `hidden` are holders of the reload itself."""
-    if not merge.replaced:
+    if not replaced:
         return []
-    search = _Search(merge.replaced, hidden)
+    search = _Search(replaced, hidden)
     found = []
-    for entry in merge.replaced:
+    for entry in replaced:
         held_by = search.holders(entry.old)
         if held_by or entry.is_held:
             found.append(Stale(entry.definition, entry.why, held_by))
@@ -47,7 +47,7 @@ def find_copies(merge: Merge, records: Mapping[str, ModuleRecord]) -> list[Stale
             old = merge.constants.get((edge.module, edge.name or ""))
             if old is not None and same_value(vars(module).get(edge.binds), old.value):
                 copies.setdefault((edge.module, edge.name or ""), []).append(f"{name}.{edge.binds}")
-    why = "The value was copied by an import and the module that holds it was not executed again."
+    why = "the value was copied by an import and the module that holds it was not executed again"
     return [Stale(f"{module}.{name}", why, held_by) for (module, name), held_by in copies.items()]
 
 

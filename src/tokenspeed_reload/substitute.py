@@ -134,7 +134,7 @@ class Substitution:
             try:
                 holder.__bases__ = tuple(self._resolve(base) for base in holder.__bases__)
             except TypeError as error:
-                self._merge.notes.append(f"The bases of {holder.__qualname__} could not follow: {error}.")
+                self._merge.notes.append(f"the bases of {holder.__qualname__} could not follow: {error}")
         for name, value in list(vars(holder).items()):
             if id(value) in self._live_of and name not in ("__dict__", "__weakref__"):
                 self._log(ClassState, holder)
@@ -173,7 +173,7 @@ class Substitution:
                 holder.__class__ = new
             except TypeError:
                 self._merge.notes.append(
-                    f"An instance of {new.__qualname__} made by the new code could not be moved to the live class."
+                    f"an instance of {new.__qualname__} made by the new code could not be moved to the live class"
                 )
 
     def _rebuilt(self, old: Any, new: Any) -> None:

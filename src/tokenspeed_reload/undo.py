@@ -77,15 +77,15 @@ class UndoLog:
 
     def exchange(self) -> None:
         """Go from the new state to the old one, or back."""
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
         for record in self._records if self._reversed else reversed(self._records):
             try:
                 record.exchange()
-            except Exception as error:  # the rest must be restored all the same
+            except BaseException as error:  # the rest must be restored all the same
                 errors.append(error)
         self._reversed = not self._reversed
         if errors:
-            raise ExceptionGroup("Some state could not be exchanged; restart the program.", errors)
+            raise BaseExceptionGroup("some state could not be exchanged; restart the program", errors)
 
     def held_containers(self) -> list[Any]:
         """The containers in which the log itself keeps old objects."""

@@ -30,7 +30,7 @@ class CachedFunctionAdapter:
         clear_cache(live, merge)
         if live.cache_parameters() != new.cache_parameters():
             merge.merge(live.__wrapped__, new.__wrapped__, where)
-            merge.replace(where, live, "The parameters of a functools cache cannot be changed in place.")
+            merge.replace(where, live, "the parameters of a functools cache cannot be changed in place")
             return new
         merge.follow(live, new)
         merge.merge(live.__wrapped__, new.__wrapped__, where)

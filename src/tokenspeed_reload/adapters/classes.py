@@ -12,6 +12,11 @@ from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import MISSING, ClassState, FunctionState
 from tokenspeed_reload.values import same_dict, same_value
 
+METACLASS = "the metaclass changed; it is fixed when a class is made"
+SLOTS = "the slots changed; the layout of a class is fixed when it is made"
+LAYOUT = "the bases changed to ones of another layout; it is fixed when a class is made"
+NEW_CLASS = "its bases cannot be changed in place; a new class takes its place"
+
 _FIXED = frozenset(
     {"__dict__", "__weakref__", "__module__", "__slots__", "_abc_impl", "__abstractmethods__", "__qualname__"}
 )
@@ -40,16 +45,16 @@ class ClassAdapter:
             self._redirect_methods(live, new, merge)
             merge.superseded.append((live, new))
             merge.touch(live)
-            merge.replace(where, live, "Its bases cannot be changed in place; a new class took its place.")
+            merge.replace(where, live, NEW_CLASS)
             return new
         merge.follow(live, new)
         if type(live) is not merge.resolve(type(new)):
-            merge.restart(where, "The metaclass changed; it is fixed when a class is made.")
+            merge.restart(where, METACLASS)
         slots = [vars(cls).get("__slots__") for cls in (live, new)]
         if not same_value(*(tuple(s) if isinstance(s, list) else s for s in slots)):
-            merge.restart(where, "The slots changed; the layout of a class is fixed when it is made.")
+            merge.restart(where, SLOTS)
         if not self._bases(live, new, where, merge):
-            merge.restart(where, "The bases changed to ones of another layout; it is fixed when a class is made.")
+            merge.restart(where, LAYOUT)
         self.merge_members(live, new, where, merge, skip=set())
         return live
 
@@ -97,7 +102,7 @@ class ClassAdapter:
             if gone and (name in defined or _is_special(name)):
                 self._note_edit(f"{where}.{name}", vars(live)[name], merge)
                 if merge.is_old_code(vars(live)[name]):
-                    merge.replace(f"{where}.{name}", vars(live)[name], "It was removed.")
+                    merge.replace(f"{where}.{name}", vars(live)[name], "it was removed")
                 self._remove(live, name, merge)
         self._finish(live, merge)
 
@@ -121,7 +126,7 @@ class ClassAdapter:
             if keep and stays is value and not same_value(old, value):
                 return  # set from outside; the class body did not change it
             if stays is value and merge.is_old_code(old) and id(old) not in merge.new_of and not is_redirection(old):
-                merge.replace(where, old, f"It became another kind of object: {type(value).__name__}.")
+                merge.replace(where, old, f"it became another kind of object: {type(value).__name__}")
         if isinstance(stays, FunctionType) and is_redirection(stays):
             # The class calls the target at once; only those who hold the old function go the long way.
             stays = (stays.__kwdefaults__ or {})[TARGET]

@@ -34,7 +34,7 @@ class EnumAdapter(ClassAdapter):
                 members[name] = self._graft(live, member, members)
                 changed = True
                 if held is not None and name == member.name:
-                    merge.replace(f"{where}.{name}", held, "A member that is a value itself cannot take another one.")
+                    merge.replace(f"{where}.{name}", held, "a member that is a value itself cannot take another one")
             else:
                 members[name] = held
                 merge.follow(held, member)

@@ -1,0 +1,126 @@
+"""What a plan tells before anything is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tokenspeed_reload.differential import load_cases
+from tests.tokenspeed_reload.test_differential import HELPERS, start
+from tokenspeed_reload import ReloadError
+
+BEFORE = """
+LIMIT = 1
+OBJECT = object()
+def stays(): return 1
+def edited(): return LIMIT
+def gone(): return 1
+def mk(n):
+    def inner(): return n
+    return inner
+class A:
+    __slots__ = ("x",)
+    def __init__(self): self.x = 1
+    def m(self): return 1
+class P:
+    def m(self): return 1
+def gen():
+    yield 1
+    yield 2
+"""
+AFTER = """
+LIMIT = 2
+OBJECT = object(*())
+def stays(): return 1
+def edited(): return LIMIT + 1
+def mk(n):
+    k = 1
+    def inner(): return n + k
+    return inner
+class A:
+    __slots__ = ("x", "y")
+    def __init__(self): self.x = 2
+    def m(self): return super().__repr__()
+class P(dict):
+    def m(self): return 1
+def gen():
+    yield 1
+    yield 3
+"""
+
+
+def test_a_plan_names_everything(project, picture):
+    project.write_module("m", BEFORE)
+    project.write_module("u", "from m import LIMIT\nY = LIMIT")
+    project.watch("m", "u")
+    m = project.load("m")
+    project.load("u")
+    held = [m.gone, m.mk(1), m.OBJECT]
+    running = m.gen()
+    next(running)
+    before = picture({"held": held}, ["m", "u"])
+    project.write_module("m", AFTER)
+    plan = project.reloader.plan()
+    assert picture({"held": held}, ["m", "u"]) == before
+    assert [(module.name, module.why) for module in plan.modules] == [("m", "edited"), ("u", "uses m")]
+    assert (plan.statements["u"], plan.removed["m"]) == (["LIMIT", "Y"], ["gone"])
+    assert plan.patched == ["m.A", "m.A.__init__", "m.P", "m.edited", "m.gen", "m.mk"]
+    assert plan.redirected == ["m.A.m"]
+    stale = {s.definition: s.why for s in plan.stale}
+    assert stale.keys() == {"m.gone", "m.mk.<locals>.inner", "m.OBJECT"}
+    assert {n.what for n in plan.needs_restart} == {"m.A", "m.A.__init__", "m.P"}
+    assert [(r.what, r.where) for r in plan.running] == [("m.gen", "generator")]
+
+
+def test_a_plan_without_an_edit_is_empty(project):
+    project.write_module("m", BEFORE)
+    project.watch("m")
+    project.load("m")
+    plan = project.reloader.plan()
+    assert (plan.modules, plan.patched, plan.stale, plan.needs_restart) == ([], [], [], [])
+
+
+def test_a_broken_edit_cannot_be_planned(project):
+    project.write_module("m", BEFORE)
+    project.watch("m")
+    project.load("m")
+    project.write_module("m", "def (")
+    with pytest.raises(ReloadError):
+        project.reloader.plan()
+
+
+CASES = load_cases(Path(__file__).parent / "cases")[::4]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_what_a_plan_tells_is_what_a_reload_does(project, case, picture):
+    held = start(project, case)
+    before = picture(held, case.first)
+    for name, text in case.after.items():
+        project.write_module(name, text)
+    plan = project.reloader.plan()
+    assert picture(held, case.first) == before
+    report = project.reload()
+    assert plan.modules == report.modules
+    assert HELPERS.keys() <= held.keys()
+
+
+def test_a_transaction_is_committed_or_undone_by_its_block(project):
+    project.write_module("m", "X = 1")
+    reloader = project.watch("m")
+    m = project.load("m")
+    project.write_module("m", "X = 2")
+    with pytest.raises(KeyError), reloader.transaction():
+        assert m.X == 2
+        raise KeyError
+    assert m.X == 1
+    with reloader.transaction() as transaction:
+        transaction.swap()
+        assert m.X == 1
+    assert m.X == 2
+    project.write_module("m", "X = 3")
+    sources = reloader.read()
+    project.write_module("m", "X = 4")
+    assert reloader.reload_and_commit(sources=sources).objects_patched == 1
+    assert m.X == 3
