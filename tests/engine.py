@@ -10,6 +10,7 @@ from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.directives import Directive, StreamMessage
+from tokenspeed.runtime.engine.grammars import Grammars
 from tokenspeed.runtime.engine.loop import EngineLoop
 from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.startup import Startup
@@ -72,6 +73,8 @@ class InProcessEngine:
         channel, outbox = self.startup.channel, self.outbox
         self.control = ControlQueue(self.scheduler, outbox, None)  # type: ignore[arg-type]
         self.profiler = Profiler(channel, outbox, self.startup.device.type)  # type: ignore[arg-type]
+        source = self.startup.source
+        self.grammars = Grammars(source.tokenizer_dir, source.config.vocab_size, source.config.eos_token_ids)
         if self.overlap is None:
             self.overlap = self.startup.device.type != "cpu"
         return self
@@ -86,6 +89,7 @@ class InProcessEngine:
             self.executor,
             self.control,
             self.profiler,
+            self.grammars,
             bool(self.overlap),
         )
 

@@ -16,13 +16,18 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
+def tie_to_parent(parent: int) -> None:
+    """End this process when its parent, of this process id, ends; now, if it has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit(1)  # the parent ended before the kernel knew about us
+
+
 def main() -> None:
     """Tie this process to its parent, then become the program."""
     parent, program, *arguments = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(parent):
-            sys.exit(1)  # the parent ended before the kernel knew about us
+    tie_to_parent(int(parent))
     os.execv(program, [program, *arguments])
 
 

@@ -29,6 +29,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: GrammarKind
     text: str
+    key: int | None = None
+    """Of its `DefineGrammar`, when it reaches a rank."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +93,23 @@ class Submit(Message, frozen=True):
     sampling: SamplingParams
     shares_prompt_with: str | None = None
     """An earlier request with this very prompt: this one starts once the KV of that one's prompt can be found."""
+
+
+class LoadGrammars(Message, frozen=True):
+    """A first grammar is being compiled: load what grammars need, apart from the loop."""
+
+
+class DefineGrammar(Message, frozen=True):
+    """The compiled form of a grammar, before the first request that names its `key`."""
+
+    key: int
+    compiled: bytes
+
+
+class ForgetGrammar(Message, frozen=True):
+    """No request to come names this key; those that are there go on."""
+
+    key: int
 
 
 class Abort(Message, frozen=True):
@@ -159,7 +178,20 @@ class Stop(Message, frozen=True):
     """Leave the loop after the entry that runs; what is still held or running is dropped by the front."""
 
 
-ToEngine = Submit | Abort | Reload | Pause | Continue | FlushCache | StartProfile | StopProfile | Stop
+ToEngine = (
+    Submit
+    | LoadGrammars
+    | DefineGrammar
+    | ForgetGrammar
+    | Abort
+    | Reload
+    | Pause
+    | Continue
+    | FlushCache
+    | StartProfile
+    | StopProfile
+    | Stop
+)
 
 
 # ---- ranks to front ----

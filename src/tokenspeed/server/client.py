@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from tokenspeed.errors import ResourceError
+from tokenspeed.grammar.definitions import Definitions
 from tokenspeed.runtime.protocol import (
     Abort,
     Admitted,
@@ -24,6 +25,7 @@ from tokenspeed.runtime.protocol import (
     EngineInfo,
     Failed,
     FlushCache,
+    LoadGrammars,
     Loads,
     Outputs,
     Pause,
@@ -92,6 +94,7 @@ class EngineClient:
         self._context = zmq.Context()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
+        self._definitions = Definitions(self._send)
 
     def bind(self) -> None:
         """Open both sockets.
@@ -131,8 +134,14 @@ class EngineClient:
         loads = self.loads
         return f"{loads.weight_version}+g{loads.generation}" if self._report_generation else loads.weight_version
 
-    def submit(self, entries: Sequence[Entry], streams: Sequence[TokenStream]) -> None:
+    def load_grammars(self) -> None:
+        """Have the ranks load what they need for grammars."""
+        self._send(LoadGrammars())
+
+    def submit(self, entries: Sequence[Entry], streams: Sequence[TokenStream], grammar: bytes | None = None) -> None:
         """Journal the answers that a request wants and pass them on; each comes through the stream of its place.
+
+        `grammar` is the compiled form of the entries' own, which is the same for all of them.
 
         Raises:
             EngineUnavailable: when the engine is starting, stopping or lost.
@@ -148,11 +157,16 @@ class EngineClient:
             self.journal.accept(entry)
             timing = Timing(time.monotonic(), len(entry.prompt), entry.sampling.max_new_tokens)
             self._streams[entry.request_id] = stream, timing
+            sampling = entry.sampling
+            if sampling.grammar is not None and grammar is not None:
+                sampling = msgspec.structs.replace(
+                    sampling, grammar=self._definitions.define(sampling.grammar, grammar)
+                )
             self._send(
                 Submit(
                     request_id=entry.request_id,
                     prompt=entry.prompt,
-                    sampling=entry.sampling,
+                    sampling=sampling,
                     shares_prompt_with=entry.shares_prompt_with,
                 )
             )

@@ -21,6 +21,7 @@ from tokenspeed.runtime.protocol import EngineInfo, Reload, Starting
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.control import ControlApp, ControlServer
 from tokenspeed.server.errors import EngineLost, EngineUnavailable
+from tokenspeed.server.grammars import GrammarCompiler
 from tokenspeed.server.info import Description
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.ranks import RANK_COMMAND, Ranks
@@ -85,7 +86,8 @@ class Front:
             on_lost=self._on_lost,
         )
         self._ranks = Ranks(self._run_dir, config.parallel.tensor_parallel_size, self._on_lost, self._rank_command)
-        self._scheduler = SchedulerServicer(self._client)
+        self._grammars = GrammarCompiler(self._client.load_grammars)
+        self._scheduler = SchedulerServicer(self._client, self._grammars)
         self._grpc = GrpcServer(self._scheduler)
         self._control = ControlServer(config.control)
         self._app = ControlApp(
@@ -109,6 +111,7 @@ class Front:
         self._control_url = self._control.bind()
         self._services.append(self._control.start(self._app.build()))
         closing.push_async_callback(self._control.stop)
+        closing.push_async_callback(self._grammars.close)
         self._grpc_port = await self._grpc.start()
         closing.push_async_callback(self._grpc.stop, LAST_WORDS)
         where = f"gRPC on 127.0.0.1:{self._grpc_port}, control on {self._control_url}"
@@ -122,6 +125,7 @@ class Front:
         info: EngineInfo = self._client.info.result()
         self._description = Description(self._config, info, self._control_url)
         tokenizer_file = TokenizerFile(info.tokenizer_path)
+        self._grammars.open(info)
         intake = Intake(info, self._config.model.seed, most_open(self._config.scheduler))
         self._scheduler.open(self._description, intake, tokenizer_file)
         await self._grpc.set_serving(True)

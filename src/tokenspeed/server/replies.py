@@ -49,6 +49,12 @@ async def responses(
             yield pb.GenerateResponse(request_id=accepted.request_id, complete=complete)
 
 
+def aborted(accepted: Accepted, index: int) -> pb.GenerateResponse:
+    """The only response to an answer that was aborted before the engine knew of it."""
+    complete = pb.GenerateComplete(finish_reason="abort", prompt_tokens=len(accepted.prompt), index=index)
+    return pb.GenerateResponse(request_id=accepted.request_id, complete=complete)
+
+
 def _complete(accepted: Accepted, entry: Entry, last: Update, completion_tokens: int) -> pb.GenerateComplete:
     output_ids = list(entry.tokens)
     matched: dict[str, Any] = {}

@@ -11,12 +11,23 @@ import msgspec
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from tokenspeed.errors import RequestError
-from tokenspeed.runtime.protocol import EngineInfo, SamplingParams, choice_seed
+from tokenspeed.runtime.protocol import EngineInfo, Grammar, GrammarKind, SamplingParams, choice_seed
 from tokenspeed.server.errors import UnsupportedCall
 from tokenspeed.server.parameters import MOST_TOP_LOGPROBS, ParameterCheck, check_ids
 
 LONGEST_STOP_STRING = 4096
 """Characters. The gateway's search takes time quadratic in this: 100,000 of them cost it a second a token."""
+
+LONGEST_GRAMMAR = 1_000_000
+"""Characters of its source."""
+
+GRAMMAR_KINDS: dict[str, GrammarKind] = {
+    "regex": "regex",
+    "json_schema": "json_schema",
+    "ebnf_grammar": "ebnf",
+    "structural_tag": "structural_tag",
+}
+"""By the name on the wire."""
 
 MOST_ANSWERS = 128
 """To one request, as in the OpenAI API."""
@@ -34,6 +45,11 @@ class Accepted:
     stream: bool
     keep_stop_token: bool
     skip_special_tokens: bool
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """Of all answers."""
+        return self.answers[0].grammar
 
 
 class Intake:
@@ -60,7 +76,9 @@ class Intake:
         _refuse_unsupported(request)
         prompt = list(request.tokenized.input_ids)
         room = self._check_prompt(prompt)
-        sampling = msgspec.structs.replace(self._parameters.read(params, room), logprobs=_logprobs(request))
+        sampling = msgspec.structs.replace(
+            self._parameters.read(params, room), logprobs=_logprobs(request), grammar=_grammar(params)
+        )
         seed = params.sampling_seed if params.HasField("sampling_seed") else self._seeds.getrandbits(64)
         return Accepted(
             request_id=request.request_id or uuid.uuid4().hex,
@@ -122,6 +140,18 @@ def _logprobs(request: pb.GenerateRequest) -> int | None:
     return top
 
 
+def _grammar(params: pb.SamplingParams) -> Grammar | None:
+    constraint = params.WhichOneof("constraint")
+    if constraint is None:
+        return None
+    text: str = getattr(params, constraint)
+    if not text.strip():
+        raise RequestError(f"{constraint} is empty; give one, or leave it out")
+    if len(text) > LONGEST_GRAMMAR:
+        raise RequestError(f"{constraint} has {len(text)} characters; send at most {LONGEST_GRAMMAR}")
+    return Grammar(kind=GRAMMAR_KINDS[constraint], text=text)
+
+
 def _stop_strings(stop: Iterable[str]) -> tuple[str, ...]:
     unique = tuple(dict.fromkeys(stop))
     if "" in unique:
@@ -137,7 +167,6 @@ def _refuse_unsupported(request: pb.GenerateRequest) -> None:
     if request.token_ids_logprob:
         raise UnsupportedCall("replies have no field for token_ids_logprob; use top_logprobs_num instead")
     unsupported = {
-        "structured output (regex, json_schema, ebnf_grammar, structural_tag)": bool(params.WhichOneof("constraint")),
         "custom_params": bool(params.custom_params.fields),
         "multimodal input": bool(request.mm_inputs.items),
         "disaggregated prefill or encode": request.HasField("kv_bootstrap_info")

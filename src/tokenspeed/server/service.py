@@ -17,10 +17,11 @@ from tokenspeed.errors import RequestError, TokenSpeedError
 from tokenspeed.runtime.protocol import FlushCache, StartProfile, StopProfile
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.errors import EngineUnavailable, QueueFull, UnsupportedCall
+from tokenspeed.server.grammars import GrammarCompiler
 from tokenspeed.server.info import Description
 from tokenspeed.server.journal import Entry
 from tokenspeed.server.profiles import ProfileRequest
-from tokenspeed.server.replies import responses
+from tokenspeed.server.replies import aborted, responses
 from tokenspeed.server.requests import Accepted, Intake
 from tokenspeed.server.stops import StopWatcher, TokenizerFile
 from tokenspeed.server.streams import TokenStream
@@ -42,11 +43,17 @@ class EngineNotReady(EngineUnavailable):
     """What everything but health answers until the engine is up."""
 
 
+class AbortedEarly(Exception):
+    """A request was aborted before the engine knew of it."""
+
+
 class SchedulerServicer(rpc.TokenSpeedSchedulerServicer):
     """The servicer. `open` gives it the engine once that is ready."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineClient, grammars: GrammarCompiler) -> None:
         self._client = client
+        self._grammars = grammars
+        self._compiling: dict[str, set[asyncio.Task[bytes]]] = {}
         self._numbers = itertools.count(1)
         self._ready: tuple[Description, Intake, TokenizerFile] | None = None
 
@@ -64,9 +71,15 @@ class SchedulerServicer(rpc.TokenSpeedSchedulerServicer):
             accepted = intake.accept(request)
             news = asyncio.Event()
             watchers = await _stop_watchers(accepted, tokenizer_file)
+            try:
+                grammar = await self._compiled(accepted)
+            except AbortedEarly:
+                for index in range(len(accepted.answers)):
+                    yield aborted(accepted, index)
+                return
             streams = [TokenStream(watcher, news) for watcher in watchers]
             entries = self._entries(accepted)
-            self._client.submit(entries, streams)
+            self._client.submit(entries, streams, grammar)
             async for response in responses(accepted, entries, streams, news):
                 yield response
         except TokenSpeedError as error:
@@ -75,6 +88,30 @@ class SchedulerServicer(rpc.TokenSpeedSchedulerServicer):
             # Reached as well when the client goes away: the engine must not go on for nobody.
             for entry in entries:
                 self._client.leave(entry.request_id)
+
+    async def _compiled(self, accepted: Accepted) -> bytes | None:
+        """The compiled form of the request's grammar.
+
+        Raises:
+            AbortedEarly: when the request is aborted meanwhile.
+            TokenSpeedError: when there is none.
+        """
+        if accepted.grammar is None:
+            return None
+        self._client.check_open()
+        compiling = asyncio.create_task(self._grammars.compile(accepted.grammar))
+        same_id = self._compiling.setdefault(accepted.request_id, set())
+        same_id.add(compiling)
+        try:
+            await asyncio.wait([compiling])
+            if compiling.cancelled():
+                raise AbortedEarly
+            return compiling.result()
+        finally:
+            compiling.cancel()
+            same_id.discard(compiling)
+            if not same_id:
+                self._compiling.pop(accepted.request_id, None)
 
     def _entries(self, accepted: Accepted) -> list[Entry]:
         """One for each answer. The first computes the prompt, and the others find it in the prefix cache."""
@@ -92,7 +129,10 @@ class SchedulerServicer(rpc.TokenSpeedSchedulerServicer):
         ]
 
     async def Abort(self, request: pb.AbortRequest, _: grpc.aio.ServicerContext) -> pb.AbortResponse:
-        known = self._client.abort(request.request_id)
+        compiling = self._compiling.get(request.request_id, set())
+        for task in compiling:
+            task.cancel()
+        known = self._client.abort(request.request_id) or bool(compiling)
         return pb.AbortResponse(success=known, message="" if known else "no such request is running")
 
     # ---- state ----

@@ -6,9 +6,11 @@ import logging
 import traceback
 from typing import NamedTuple
 
+from tokenspeed.errors import TokenSpeedError
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.directives import Begin, Expire, Settle, StreamMessage
+from tokenspeed.runtime.engine.grammars import Grammars
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.stream import Stream
@@ -18,9 +20,13 @@ from tokenspeed.runtime.protocol import (
     Abort,
     Admitted,
     Continue,
+    DefineGrammar,
     FlushCache,
+    ForgetGrammar,
+    LoadGrammars,
     Pause,
     Reload,
+    RequestOutput,
     StartProfile,
     Stop,
     StopProfile,
@@ -56,6 +62,7 @@ class EngineLoop:
         executor: Executor,
         control: ControlQueue,
         profiler: Profiler,
+        grammars: Grammars,
         overlap: bool = False,
     ):
         self.channel = channel
@@ -65,6 +72,7 @@ class EngineLoop:
         self.executor = executor
         self.control = control
         self.profiler = profiler
+        self.grammars = grammars
         self.overlap = overlap
         self._flight: Flight | None = None
         self._stopped = False
@@ -137,12 +145,27 @@ class EngineLoop:
         cause = traceback.format_exception_only(error)[-1].strip()
         self.control.publish(self.scheduler.fail(batch, f"the forward pass failed with {cause}"))
 
+    def _submit(self, message: Submit) -> list[RequestOutput]:
+        grammar = message.sampling.grammar
+        try:
+            state = None if grammar is None else self.grammars.begin(grammar.key)
+        except TokenSpeedError as error:
+            return self.scheduler.refuse(message.request_id, str(error))
+        return self.scheduler.submit(
+            Request(message.request_id, message.prompt, message.sampling, message.shares_prompt_with, state)
+        )
+
     def _handle(self, message: StreamMessage) -> None:
         match message:
             case Submit():
                 self.control.submitted(message.request_id)
-                request = Request(message.request_id, message.prompt, message.sampling, message.shares_prompt_with)
-                self.control.publish(self.scheduler.submit(request))
+                self.control.publish(self._submit(message))
+            case LoadGrammars():
+                self.grammars.load()
+            case DefineGrammar():
+                self.grammars.define(message.key, message.compiled)
+            case ForgetGrammar():
+                self.grammars.forget(message.key)
             case Abort():
                 self.control.publish(self.scheduler.abort(message.request_id))
             case Reload():

@@ -13,6 +13,7 @@ from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.world import leave
 from tokenspeed.runtime.engine.control import ControlQueue
+from tokenspeed.runtime.engine.grammars import Grammars
 from tokenspeed.runtime.engine.loop import EngineLoop
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.profiler import Profiler
@@ -76,8 +77,12 @@ def build(config: Config, channel: Channel, stream: Stream, outbox: Outbox, relo
     reload = _forward_reload(startup, channel, outbox, reloader) if reloader is not None else None
     control = ControlQueue(startup.scheduler, outbox, reload)
     profiler = Profiler(channel, outbox, startup.device.type)
+    source = startup.source
+    grammars = Grammars(source.tokenizer_dir, source.config.vocab_size, source.config.eos_token_ids)
     overlap = startup.device.type != "cpu"  # on a CPU nothing runs beside the host
-    loop = EngineLoop(channel, stream, outbox, startup.scheduler, startup.executor, control, profiler, overlap)
+    loop = EngineLoop(
+        channel, stream, outbox, startup.scheduler, startup.executor, control, profiler, grammars, overlap
+    )
     outbox.send(Ready(info=startup.info()))
     return loop
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tokenspeed.errors import ResourceError
@@ -178,8 +179,9 @@ class Executor:
         return self.model.compute_logits(hidden[inputs.last_tokens])
 
     def _warm_sampler(self, logits: torch.Tensor, shape: StepShape) -> None:
+        mask = np.full(-(-logits.shape[1] // 32), -1, dtype=np.int32)
         for params in DUMMY_SAMPLING:
-            row = SamplingRow(params, 1, prompt_ids=(0,), answer_ids=(0,))
+            row = SamplingRow(params, 1, prompt_ids=(0,), answer_ids=(0,), allowed=None if params.plain else mask)
             batch = SamplingBatch.build([row] * logits.shape[0], logits.device)
             token_ids = self.sampler(logits, batch)
             if batch.logprobs is not None:
@@ -373,7 +375,12 @@ def sampling_batch(rows: list[Row], device: torch.device) -> SamplingBatch:
 def sampling_row(row: Row) -> SamplingRow:
     """How the token after `row` is to be sampled."""
     request, position = row.request, row.start + row.count
-    if request.history is None:
-        return SamplingRow(request.sampling, position, row.forbidden_ids)
-    history = request.history
-    return SamplingRow(request.sampling, position, row.forbidden_ids, history.prompt_ids, history.answer_ids)
+    history, grammar = request.history, request.grammar
+    return SamplingRow(
+        request.sampling,
+        position,
+        row.forbidden_ids if grammar is None else (),
+        () if history is None else history.prompt_ids,
+        () if history is None else history.answer_ids,
+        None if grammar is None else grammar.allowed(row.forbidden_ids),
+    )

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenspeed.runtime.protocol import SamplingParams
-from tokenspeed.runtime.sampling.edits import LogitBias, Penalties
+from tokenspeed.runtime.sampling.edits import LogitBias, Penalties, TokenMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class SamplingRow:
     """Every id of the prompt once; read where a penalty is on."""
     answer_ids: Sequence[int] = ()
     """The tokens of the answer so far; read where a penalty is on."""
+    allowed: NDArray[np.int32] | None = None
+    """Bit mask [ceil(vocab_size / 32)] of the ids that it may get; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,14 @@ class SamplingBatch:
     """Every temperature is 0."""
     bias: LogitBias | None = None
     penalties: Penalties | None = None
+    mask: TokenMask | None = None
     logprobs: LogprobRows | None = None
 
     @property
     def needs_logits(self) -> bool:
         """Whether the sampler has to see the logits; otherwise the six tensors say all, as inside a captured step."""
-        return self.bias is not None or self.penalties is not None or self.logprobs is not None
+        edits = (self.bias, self.penalties, self.mask, self.logprobs)
+        return any(edit is not None for edit in edits)
 
     @classmethod
     def build(cls, rows: Sequence[SamplingRow], device: torch.device) -> SamplingBatch:
@@ -83,6 +89,7 @@ class SamplingBatch:
             penalties=Penalties.build(
                 [(p, row.prompt_ids, row.answer_ids) for p, row in zip(params, rows, strict=True)], device
             ),
+            mask=TokenMask.build([row.allowed for row in rows], device),
             logprobs=_logprob_rows(params),
         )
 

@@ -1,4 +1,5 @@
-"""What is done to the logits before a token is chosen from them: bias, then penalties, as in vLLM and transformers.
+"""What is done to the logits before a token is chosen from them: bias, then penalties, as in vLLM and transformers,
+then the mask of a grammar.
 
 No edit writes the logits that it is given.
 """
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenspeed.runtime.protocol import SamplingParams
@@ -103,6 +105,34 @@ class Penalties:
         repeated = torch.where(scores > 0, scores / self.repetition, scores * self.repetition)
         scores = torch.where(seen, repeated, scores) - self.frequency * counts - self.presence * in_answer
         return logits.index_copy(0, self.rows, scores)
+
+
+@dataclass(frozen=True)
+class TokenMask:
+    """The ids that some rows may get, as bits."""
+
+    rows: Tensor
+    """int64 [masked]: rows of the batch."""
+    words: Tensor
+    """int32 [masked, ceil(vocab_size / 32)]; bit i % 32 of word i // 32 stands for id i."""
+
+    @classmethod
+    def build(cls, rows: Sequence[NDArray[np.int32] | None], device: torch.device) -> TokenMask | None:
+        """From the words of each row that has a mask; None without any."""
+        masked = [(index, words) for index, words in enumerate(rows) if words is not None]
+        if not masked:
+            return None
+        indices, words = zip(*masked, strict=True)
+        return cls(
+            rows=torch.tensor(indices, dtype=torch.int64, device=device),
+            words=torch.from_numpy(np.stack(words)).to(device),
+        )
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """float32 [rows, vocab_size] to the same shape, with -inf for every id that a row may not get."""
+        bits = torch.arange(32, dtype=torch.int32, device=self.words.device)
+        may = ((self.words.unsqueeze(2) >> bits) & 1).flatten(1)[:, : logits.shape[1]]
+        return logits.index_copy(0, self.rows, logits[self.rows].masked_fill(may == 0, -INF))
 
 
 def _pairs(ids: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from tokenspeed_kernel.ops.sampling import sample
 
 
 class Sampler:
-    """Bias, penalties, then greedy or temperature, top-k, top-p, min-p and a draw fixed by seed and position.
+    """Bias, penalties, mask, then greedy or temperature, top-k, top-p, min-p and a draw fixed by seed and position.
 
     A row depends on its own logits and parameters and on the tokens of its own request, on nothing else.
     """
@@ -29,6 +29,8 @@ class Sampler:
             logits = batch.bias.apply(logits)
         if batch.penalties is not None:
             logits = batch.penalties.apply(logits)
+        if batch.mask is not None:
+            logits = batch.mask.apply(logits)
         if batch.greedy:
             return logits.argmax(dim=-1)
         return sample(logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seeds, batch.positions)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any, Protocol
 
 from tokenspeed.runtime.cache.manager import BlockTable
 from tokenspeed.runtime.protocol import SamplingParams, TokenLogprobs
@@ -19,15 +21,28 @@ class RequestState(Enum):
     FINISHED = auto()
 
 
+class TokenGrammar(Protocol):
+    """Where one answer stands in its grammar; see `tokenspeed.grammar.state`."""
+
+    def accept(self, token_id: int) -> bool:
+        """Take the next token; False when the grammar does not permit it."""
+        ...
+
+    def allowed(self, forbidden: Sequence[int] = ()) -> Any:
+        """The tokens that may come next, as a bit mask."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class Request:
-    """What the scheduler knows of one request. Callers give the first four fields and change none."""
+    """What the scheduler knows of one request. Callers give the first five fields and change none."""
 
     request_id: str
     prompt: list[int]
     sampling: SamplingParams
     shares_prompt_with: str | None = None
     """As in `Submit`."""
+    grammar: TokenGrammar | None = None
 
     state: RequestState = field(default=RequestState.WAITING, init=False)
     token_ids: list[int] = field(default_factory=list, init=False)
@@ -55,7 +70,8 @@ class Request:
     def bind(self, eos_token_ids: tuple[int, ...], max_len: int) -> None:
         """Work out when this request ends. `max_len` is the longest prompt and answer together, in tokens."""
         sampling = self.sampling
-        eos = () if sampling.ignore_eos else eos_token_ids
+        # The end of a text is part of its grammar.
+        eos = () if sampling.ignore_eos and self.grammar is None else eos_token_ids
         self.token_ids = list(self.prompt)
         self.stop_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
         self.stops_from = len(self.prompt) + sampling.min_new_tokens

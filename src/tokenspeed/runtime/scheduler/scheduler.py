@@ -98,6 +98,10 @@ class Scheduler:
         self._waiting_tokens += num_tokens
         return []
 
+    def refuse(self, request_id: str, error: str) -> list[RequestOutput]:
+        """The only output of a request that cannot be begun."""
+        return [RequestOutput(request_id=request_id, token_ids=[], finish_reason="error", error=error)]
+
     def abort(self, request_id: str) -> list[RequestOutput]:
         """End a request wherever it is; nothing happens when the id is unknown."""
         request = self._live.get(request_id)
@@ -336,6 +340,9 @@ class Scheduler:
         """Append a sampled id, or end the request by it."""
         if token_id in request.stop_ids:
             return self._finish(request, "stop", matched_stop=token_id)
+        if request.grammar is not None and not request.grammar.accept(token_id):
+            error = f"the sampler chose token {token_id}, which the grammar does not permit"
+            return self._finish(request, "error", error=error)
         request.append(token_id)
         if len(request.token_ids) >= request.length_limit:
             return self._finish(request, "length", token_id)
