@@ -65,6 +65,7 @@ class LLM:
             return
         reloader = _permitted_reloader(self._settings)
 
+        from tokenspeed.offline.grammars import OfflineGrammars
         from tokenspeed.offline.requests import OfflineIntake
         from tokenspeed.offline.settings import config_from
 
@@ -77,6 +78,7 @@ class LLM:
             self.close()
             raise
         self._intake = OfflineIntake(self.info, config.model.seed)
+        self._grammars = OfflineGrammars(self.info, self._engine.send)
 
     def close(self) -> None:
         """Free the model; what is not finished is dropped."""
@@ -255,6 +257,8 @@ class LLM:
         params = _one_each(sampling_params, len(asked))
         ids = [self._ids_of(prompt) for prompt in asked]
         samplings = [self._intake.accept(prompt, wanted) for prompt, wanted in zip(ids, params, strict=True)]
+        for answers in samplings:
+            self._grammars.compile(answers[0])
         batch = Batch([])
         tokenizer = self._tokenizer_or_none(any(wanted.stops for wanted in params))
         for index, (prompt, wanted) in enumerate(zip(asked, params, strict=True)):
@@ -270,9 +274,8 @@ class LLM:
                 request_id = str(next(self._ids))
                 batch.open[request_id] = Answer(batch, generation, completion, growing)
                 self._batches[request_id] = batch
-                engine.send(
-                    Submit(request_id=request_id, prompt=ids[index], sampling=sampling, shares_prompt_with=first)
-                )
+                known = self._grammars.defined(sampling)
+                engine.send(Submit(request_id=request_id, prompt=ids[index], sampling=known, shares_prompt_with=first))
                 first = first or request_id
         return batch
 

@@ -143,8 +143,9 @@ def test_what_the_gateway_sends_for_what_is_left_open_asks_for_nothing(defaults:
         ({"logit_bias": {"\N{ARABIC-INDIC DIGIT FIVE}": 1.0}}, "its keys are token ids"),
         ({"logit_bias": {"9" * 5000: 1.0}}, "its keys are token ids"),
         ({"logit_bias": {"5": 1.0, "05": 2.0}}, "the token id 5 twice"),
-        ({"regex": "a"}, "structured output"),
-        ({"json_schema": "{}"}, "structured output"),
+        ({"regex": ""}, "regex is empty"),
+        ({"ebnf_grammar": " "}, "ebnf_grammar is empty"),
+        ({"json_schema": "1" * 1_000_001}, "json_schema has 1000001 characters"),
         (
             {"custom_params": struct_pb2.Struct(fields={"a": struct_pb2.Value(bool_value=True)})},
             "custom_params",

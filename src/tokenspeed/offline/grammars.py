@@ -1,0 +1,55 @@
+"""Grammars of an `LLM`, compiled in the caller's own process: it waits for them anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tokenspeed.grammar.definitions import Definitions
+from tokenspeed.grammar.errors import GrammarError, is_installed
+from tokenspeed.runtime.protocol import EngineInfo, Grammar, SamplingParams, ToEngine
+
+if TYPE_CHECKING:
+    from tokenspeed.grammar.compiler import Compiler
+
+
+class OfflineGrammars:
+    """Compiles each grammar once and has the ranks know it."""
+
+    def __init__(self, info: EngineInfo, send: Callable[[ToEngine], None]) -> None:
+        self._info = info
+        self._definitions = Definitions(send)
+        self._compiled: dict[Grammar, bytes] = {}
+        self._compiler: Compiler | None = None
+
+    def compile(self, sampling: SamplingParams) -> None:
+        """Compile the grammar of a request, if it has one.
+
+        Raises:
+            GrammarError: when that cannot be done.
+        """
+        grammar = sampling.grammar
+        if grammar is not None and grammar not in self._compiled:
+            self._compiled[grammar] = self._ready().compile(grammar)
+
+    def defined(self, sampling: SamplingParams) -> SamplingParams:
+        """The parameters as the ranks take them; their grammar has been compiled."""
+        grammar = sampling.grammar
+        if grammar is None:
+            return sampling
+        return msgspec.structs.replace(sampling, grammar=self._definitions.define(grammar, self._compiled[grammar]))
+
+    def _ready(self) -> Compiler:
+        if self._compiler is None:
+            if not is_installed():
+                raise GrammarError("structured output needs xgrammar; run `pip install 'tokenspeed[structured]'`")
+            from tokenspeed.grammar.compiler import Compiler
+            from tokenspeed.grammar.vocabulary import read_vocabulary
+
+            info = self._info
+            if not info.eos_token_ids:
+                raise GrammarError("structured output needs a model with an end-of-text token; this one has none")
+            self._compiler = Compiler(read_vocabulary(info.tokenizer_path, info.vocab_size, info.eos_token_ids))
+        return self._compiler
