@@ -57,7 +57,9 @@ class Outside:
         while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
             node = node.func if isinstance(node, ast.Call) else node.value
         name = dotted(node)
-        value = vars(sys.modules[self._module.name]).get(name) if name is not None else None
+        if name is None or self._module.new.kinds_of(name) & {"function", "class"}:
+            return False
+        value = vars(sys.modules[self._module.name]).get(name)
         home = home_of(value) if isinstance(value, ModuleType | FunctionType | type) else type(value).__module__
         return home is not None and home not in self._recorded and home not in _PLAIN
 
