@@ -2,7 +2,7 @@
 # make test        every check, and every test
 # make check       format, lint, types and the rules of imports
 # make test-fast   every check, and the tests that need neither a model nor a server: two minutes
-# make triton      the tests of edited kernels, with every supported version of Triton
+# make kernels     the tests of edited kernels, with every supported version of Triton and with CuTe DSL
 # make demo        show a reload on a small model
 # make docs        write anew what is generated in docs/
 # make image       build the container image, for a CPU or with DEVICE=cuda
@@ -19,6 +19,7 @@ EXTRAS ?= dev
 DEVICE ?= cpu
 PYTEST_ARGS ?=
 TRITONS ?= 3.6.0 3.7.1 3.9.0
+CUTE ?= 4.8.1
 
 comma := ,
 VENV := .venv
@@ -26,7 +27,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed-$(subst $(comma),-,$(EXTRAS))
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-cpu.txt
 
-KERNEL_TESTS := -c tests/tokenspeed_reload/triton/pytest.ini --rootdir . --confcutdir tests tests/tokenspeed_reload/triton
+KERNEL_TESTS := -c tests/tokenspeed_reload/kernels.ini --rootdir . --confcutdir tests tests/tokenspeed_reload
 FAST_TESTS := \
 	tests/tokenspeed_reload \
 	tests/tokenspeed/cli \
@@ -37,7 +38,7 @@ FAST_TESTS := \
 	tests/tokenspeed/runtime/scheduler \
 	tests/test_docs.py
 
-.PHONY: install test test-fast check demo docs image triton
+.PHONY: install test test-fast check demo docs image kernels cute
 
 test: check
 	$(BIN)/pytest $(PYTEST_ARGS)
@@ -51,14 +52,19 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-triton: $(TRITONS:%=triton-%)
+kernels: $(TRITONS:%=triton-%) cute
 
 # Triton up to 3.6 does not work with numpy 2.4.
 triton-%:
 	test -x $(VENV)-$@/bin/pytest || $(PYTHON) -m venv $(VENV)-$@
 	$(VENV)-$@/bin/python -m pip install --quiet --disable-pip-version-check triton==$* 'numpy<2.4' pytest
-	PYTHONPATH=src TRITON_INTERPRET=0 $(VENV)-$@/bin/pytest $(KERNEL_TESTS)/compiled.py
-	PYTHONPATH=src TRITON_INTERPRET=1 $(VENV)-$@/bin/pytest $(KERNEL_TESTS)/interpreted.py
+	PYTHONPATH=src TRITON_INTERPRET=0 $(VENV)-$@/bin/pytest $(KERNEL_TESTS)/triton/compiled.py
+	PYTHONPATH=src TRITON_INTERPRET=1 $(VENV)-$@/bin/pytest $(KERNEL_TESTS)/triton/interpreted.py
+
+cute:
+	test -x $(VENV)-$@/bin/pytest || $(PYTHON) -m venv $(VENV)-$@
+	$(VENV)-$@/bin/python -m pip install --quiet --disable-pip-version-check nvidia-cutlass-dsl==$(CUTE) pytest
+	PYTHONPATH=src $(VENV)-$@/bin/pytest $(KERNEL_TESTS)/cute/compiled.py
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py

@@ -212,6 +212,8 @@ class Merge:
             return True
         if self.is_old_code(value):
             return True
+        if value.__module__ in self.inputs.modules and any(library.wraps(value) for library in self.libraries):
+            return True
         inner = [value.__dict__.get("__wrapped__"), *(cell_value(c) for c in value.__closure__ or ())]
         return depth > 0 and any(type(v) is FunctionType and self.is_own(v, depth - 1) for v in inner)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenspeed_reload.adapters.caches import CachedFunctionAdapter
 from tokenspeed_reload.adapters.classes import ClassAdapter
+from tokenspeed_reload.adapters.cute import CuteAdapter
 from tokenspeed_reload.adapters.descriptors import MethodWrapperAdapter, PartialAdapter, PropertyAdapter
 from tokenspeed_reload.adapters.dispatch import SingleDispatchAdapter
 from tokenspeed_reload.adapters.enums import EnumAdapter
@@ -20,6 +21,7 @@ def default_adapters() -> list[Adapter]:
     """The adapters for what CPython and the known libraries offer, the special ones first."""
     return [
         SingleDispatchAdapter(),
+        CuteAdapter(),
         FunctionAdapter(),
         EnumAdapter(),
         ClassAdapter(),
