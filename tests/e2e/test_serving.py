@@ -86,6 +86,14 @@ def test_a_bad_request_gets_a_4xx_and_the_server_goes_on(smollm2: Server, body: 
     assert smollm2.text("Hello")
 
 
+def test_a_refused_request_is_told_to_its_client_and_to_no_log(smollm2: Server) -> None:
+    before = smollm2.output()
+    for body in ({"prompt": ""}, {"prompt": "x " * 5000}, {"prompt": "x", "model": "nobody"}):
+        request = {"model": smollm2.served, "max_tokens": 4, **body}
+        assert httpx.post(f"{smollm2.url}/v1/completions", json=request, timeout=60).status_code in (400, 404)
+    assert smollm2.output() == before
+
+
 def test_a_client_that_goes_away_frees_its_blocks(smollm2: Server, client: openai.OpenAI) -> None:
     stream = client.completions.create(
         model=smollm2.served, prompt="Tell me a story", max_tokens=900, stream=True, extra_body={"ignore_eos": True}

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 
+from tokenspeed import __version__
+
 TORCH_QUESTIONS = """
 import json, torch
 cuda = torch.cuda.is_available()
@@ -79,9 +81,12 @@ def _gpu_driver() -> dict[str, object]:
 
 
 def _packages() -> dict[str, object]:
-    needed = [line.partition(";")[0] for line in requires("tokenspeed") or [] if "extra ==" not in line]
-    names = ["tokenspeed", *(_name(line) for line in needed), *EXTRA_PACKAGES]
-    return {name: _version(name) for name in names if name != "torch"}
+    try:
+        needed = [line.partition(";")[0] for line in requires("tokenspeed") or [] if "extra ==" not in line]
+    except PackageNotFoundError:  # it runs from a directory, without an installation
+        needed = []
+    names = [*(_name(line) for line in needed), *EXTRA_PACKAGES]
+    return {"tokenspeed": __version__} | {name: _version(name) for name in names if name != "torch"}
 
 
 def _name(requirement: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +103,15 @@ print("slow:", *sorted({"asyncio", "http.client"} & set(sys.modules)))
     command = [sys.executable, "-c", program, *arguments]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert lines[-2:] == ["foreign:", "slow:"]
+
+
+def test_env_works_without_an_installation(tmp_path: Path) -> None:
+    (tmp_path / "tokenspeed").symlink_to(Path(tokenspeed.__file__).parent)
+    program = f"import sys; sys.path[:] = [{str(tmp_path)!r}, *[p for p in sys.path if 'site-packages' not in p]]"
+    program += "; from tokenspeed.cli.main import main; sys.exit(main(['env']))"
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False, env={})
+    assert done.returncode == 0, done.stderr
+    assert tokenspeed.__version__ in done.stdout
 
 
 def test_env_names_python_torch_and_the_packages() -> None:
