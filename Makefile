@@ -29,7 +29,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 KERNEL_TESTS := -c tests/tokenspeed_reload/kernels.ini --rootdir . --confcutdir tests tests/tokenspeed_reload
 FAST_TESTS := \
-	tests/tokenspeed_reload \
+	tests/tokenspeed_reload/test_loader.py \
+	tests/tokenspeed_reload/test_reload.py \
+	tests/tokenspeed_reload/test_runonce.py \
 	tests/tokenspeed/cli \
 	tests/tokenspeed/server \
 	tests/tokenspeed/test_modelname.py \
@@ -44,7 +46,7 @@ test: check
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 test-fast: check
-	$(BIN)/pytest -m 'not slow' $(FAST_TESTS) $(PYTEST_ARGS)
+	$(BIN)/pytest $(FAST_TESTS) $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -6,13 +6,10 @@ import sys
 import types
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tokenspeed_reload import ReloadError
-
-pytestmark = pytest.mark.slow
 
 SETTINGS = settings(
     max_examples=25,
