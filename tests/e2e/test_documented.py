@@ -46,6 +46,15 @@ def test_the_offline_api() -> None:
     assert "logprob=-" in printed
 
 
+def test_the_benchmark(smollm2: Server) -> None:
+    (block,) = [block for block in blocks("docs/getting-started.md", "bash") if "ts bench" in block]
+    command = re.sub(r"^pip install.*$", "", block, flags=re.MULTILINE).replace(
+        "ts bench", "python -m tokenspeed.cli.main bench"
+    )
+    command = command.replace("--num-prompts 50", "--num-prompts 8").strip() + f" --base-url {smollm2.url}"
+    assert re.search(r"Successful requests: +8", run(["bash", "-c", command]))
+
+
 def test_a_profile(smollm2: Server) -> None:
     (block,) = [block for block in blocks("docs/api.md", "bash") if "start_profile" in block]
     assert '"status":"success"' in run(["bash", "-c", block.replace(ADDRESS, smollm2.url)]).replace(" ", "")
