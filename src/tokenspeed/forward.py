@@ -15,5 +15,10 @@ WATCHED_PACKAGES = ("tokenspeed.runtime", "tokenspeed_kernel")
 BUILDS_ONCE = ("plan", "plan_*", "materialize", "slots", "load")
 """Functions of the forward packages that run at start-up only: an edit is patched, what they built stays."""
 
-START_UP_MODULES = ("tokenspeed.runtime.engine.startup", "tokenspeed.runtime.loader")
+START_UP_MODULES = (
+    "tokenspeed.runtime.cache.pool",
+    "tokenspeed.runtime.engine.kernels",
+    "tokenspeed.runtime.engine.startup",
+    "tokenspeed.runtime.loader",
+)
 """Where the functions that start-up runs are called from."""

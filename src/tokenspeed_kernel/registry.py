@@ -1,29 +1,55 @@
-"""Kernels by family and mode: registration, and selection by device and type.
+"""Kernels by family and mode: registration, and selection by device, capability, type and traits.
 
 The registry lives outside `tokenspeed_kernel.ops`, so that it outlasts an edit of the kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
+
+import torch
 
 from tokenspeed.errors import ConfigError
 from tokenspeed_kernel.launch import launch
-
-if TYPE_CHECKING:
-    import torch
+from tokenspeed_kernel.overrides import Overrides, Wish
+from tokenspeed_kernel.triton_language import why_not
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Snapshot = Mapping[str, tuple["Kernel", Mapping[str, Any]]]
-Request = tuple[str, str, "torch.device", "torch.dtype"]
-"""Family, mode, device and type that a kernel was asked for."""
+Capability = tuple[int, int]
+"""Compute capability of a CUDA device, such as (9, 0) for Hopper."""
 
 
 class KernelError(ConfigError):
     """No registered kernel covers what was asked for."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a kernel is asked for. A trait is a property of the data that some kernels need to know."""
+
+    family: str
+    mode: str
+    device: torch.device
+    dtype: torch.dtype
+    capability: Capability | None = None
+    """Of a CUDA device; None elsewhere."""
+    traits: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def operation(self) -> str:
+        """`family.mode`."""
+        return f"{self.family}.{self.mode}"
+
+    def __str__(self) -> str:
+        where = self.device.type
+        if self.capability is not None:
+            where = f"{where} {self.capability[0]}.{self.capability[1]}"
+        traits = "".join(f", {name} {value}" for name, value in self.traits)
+        return f"{where} in {_name(self.dtype)}{traits}"
 
 
 # Not frozen and without slots: a later registration of the name, and a reload, exchange the fields in place,
@@ -41,22 +67,60 @@ class Kernel:
     devices: tuple[str, ...] = ("cpu", "cuda")
     dtypes: tuple[torch.dtype, ...] | None = None
     """Types that the kernel takes; None takes every type."""
+    capability: Capability | None = None
+    """Least capability of a CUDA device; None runs on any."""
+    traits: Mapping[str, Collection[Any]] = field(default_factory=dict)
+    """For each trait that matters to the kernel the values that it takes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return launch(self.name, self.function, *args, **kwargs)
 
     def covers(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether the kernel runs on `device` with tensors of `dtype`."""
+        """Whether the kernel runs on `device` with tensors of `dtype`, whatever the traits."""
         return device.type in self.devices and (self.dtypes is None or dtype in self.dtypes)
+
+    def refusal(self, request: Request) -> str:
+        """Why the kernel does not serve `request`, as "needs ..."; nothing if it does."""
+        if request.device.type not in self.devices:
+            return f"needs {' or '.join(self.devices)}"
+        if self.dtypes is not None and request.dtype not in self.dtypes:
+            return f"needs {' or '.join(map(_name, self.dtypes))}"
+        if self.capability is not None and request.capability is not None and request.capability < self.capability:
+            return f"needs capability {self.capability[0]}.{self.capability[1]}"
+        given = dict(request.traits)
+        for trait, values in self.traits.items():
+            if given.get(trait) not in values:
+                return f"needs {trait} {_span(values)}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was selected for a request, and why."""
+
+    request: Request
+    kernel: Kernel
+    wish: Wish | None
+    """The override that held; None leaves it to priorities."""
+    passed_over: tuple[tuple[str, str], ...]
+    """Names of the other solutions, each with the reason."""
+
+    @property
+    def why(self) -> str:
+        """The reason in a few words."""
+        if self.wish is not None:
+            return self.wish.said_by
+        return f"priority {self.kernel.priority}" if self.passed_over else "the only solution"
 
 
 class Registry:
     """Every kernel by name."""
 
     def __init__(self) -> None:
+        self.overrides = Overrides()
         self._kernels: dict[str, Kernel] = {}
         self._withdrawn: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
-        self._chosen: dict[Request, Kernel] = {}
+        self._chosen: dict[Request, Choice] = {}
 
     def register(self, kernel: Kernel) -> None:
         """Add a kernel; one of the same name takes over its fields and stays the object that others hold."""
@@ -75,22 +139,43 @@ class Registry:
             if is_below or any(function is value for value in definitions.values()):
                 self._withdrawn[kernel.name] = self._kernels.pop(kernel.name)
 
-    def select(self, family: str, mode: str, device: torch.device, dtype: torch.dtype) -> Kernel:
-        """The kernel of highest priority that covers `device` and `dtype`; between equals the first name.
+    def select(self, family: str, mode: str, device: torch.device, dtype: torch.dtype, **traits: Any) -> Kernel:
+        """The kernel of highest priority that serves, among those that an override permits.
+
+        Between equals the first name is taken, so that every rank takes the same.
 
         Raises:
             KernelError: none does.
         """
-        kernels = [kernel for kernel in self.kernels(family, mode) if kernel.covers(device, dtype)]
-        if not kernels:
-            known = ", ".join(kernel.name for kernel in self.kernels(family, mode)) or "none is registered"
-            raise KernelError(
-                f"no kernel for {family}.{mode} runs on {device.type} in {dtype} ({known}); "
-                "choose another --dtype or --device"
-            )
-        chosen = min(kernels, key=lambda kernel: (-kernel.priority, kernel.name))
-        self._chosen.setdefault((family, mode, device, dtype), chosen)
-        return chosen
+        request = Request(family, mode, device, dtype, capability_of(device), tuple(sorted(traits.items())))
+        choice = self.choose(request, self.overrides.wish(family, mode))
+        self._chosen.setdefault(request, choice)
+        return choice.kernel
+
+    def choose(self, request: Request, wish: Wish | None) -> Choice:
+        """What `select` would take, and why; nothing is remembered.
+
+        Raises:
+            KernelError: no kernel serves.
+        """
+        kernels = self.kernels(request.family, request.mode)
+        refusals = {kernel.name: kernel.refusal(request) for kernel in kernels}
+        if wish is not None:
+            others = f"is not what {wish.said_by} says"
+            refusals |= {kernel.name: others for kernel in kernels if kernel.solution not in wish.solutions}
+        serving = sorted(
+            (k for k in kernels if not refusals[k.name]), key=lambda kernel: (-kernel.priority, kernel.name)
+        )
+        if not serving:
+            raise KernelError(self._nothing_serves(request, wish))
+        chosen = min(serving, key=lambda kernel: (-kernel.priority, kernel.name))
+        passed = {kernel.name: f"has priority {kernel.priority}" for kernel in serving if kernel is not chosen}
+        passed |= {name: reason for name, reason in refusals.items() if reason}
+        return Choice(request, chosen, wish, tuple(sorted(passed.items())))
+
+    def choices(self) -> list[Choice]:
+        """What was selected in this process, in order of operation."""
+        return sorted(self._chosen.values(), key=lambda choice: (choice.request.operation, str(choice.request)))
 
     def other_choices(self) -> dict[str, tuple[str, str | None]]:
         """By family and mode: the name of the kernel that was chosen first, and of the other that would be now.
@@ -98,14 +183,41 @@ class Registry:
         None in its place says that no kernel would do. A kernel of another name and the same function is no other.
         """
         found: dict[str, tuple[str, str | None]] = {}
-        for (family, mode, device, dtype), chosen in self._chosen.items():
+        for request, first in self._chosen.items():
             try:
-                now: Kernel | None = self.select(family, mode, device, dtype)
+                now: Kernel | None = self.choose(request, first.wish).kernel
             except KernelError:
                 now = None
-            if now is None or now.function is not chosen.function:
-                found[f"{family}.{mode}"] = (chosen.name, now.name if now is not None else None)
+            if now is None or now.function is not first.kernel.function:
+                found[request.operation] = (first.kernel.name, now.name if now is not None else None)
         return found
+
+    def permit(self, assignments: Sequence[str]) -> None:
+        """Take `family.mode=solution` assignments as the flag --kernel gives them.
+
+        Raises:
+            KernelError: one names what is not registered.
+        """
+        for assignment in assignments:
+            operation, _, solution = assignment.partition("=")
+            family, _, mode = operation.partition(".")
+            known = [kernel.solution for kernel in self.kernels(family, mode)]
+            if not known:
+                raise KernelError(
+                    f"--kernel {assignment} names no operation; see `ts kernels` for those that there are"
+                )
+            if solution not in known:
+                hint = f"; {why_not()}" if solution == "triton" and why_not() else ""
+                raise KernelError(f"--kernel {assignment} names no solution; give one of {', '.join(known)}{hint}")
+            self.overrides.set_flags({operation: (solution,)}, f"--kernel {assignment}")
+
+    def _nothing_serves(self, request: Request, wish: Wish | None) -> str:
+        kernels = self.kernels(request.family, request.mode)
+        if wish is not None:
+            kernels = [kernel for kernel in kernels if kernel.solution in wish.solutions]
+        reasons = ", ".join(f"{kernel.name} {kernel.refusal(request)}" for kernel in kernels) or "none is registered"
+        advice = "choose another --dtype or --device" if wish is None else f"drop {wish.said_by}"
+        return f"no kernel for {request.operation} runs on {request} ({reasons}); {advice}"
 
     def get(self, name: str) -> Kernel:
         """The kernel called `family.mode.solution`.
@@ -149,17 +261,48 @@ def register_kernel(
     priority: int = 0,
     devices: tuple[str, ...] = ("cpu", "cuda"),
     dtypes: tuple[torch.dtype, ...] | None = None,
+    capability: Capability | None = None,
+    traits: Mapping[str, Collection[Any]] | None = None,
 ) -> Callable[[Function], Function]:
-    """Register the decorated function, which stays as it is, under the name `family.mode.solution`."""
+    """Register the decorated function, which stays as it is, under the name `family.mode.solution`.
+
+    Args:
+        family: such as "norm".
+        mode: such as "rms_norm".
+        solution: such as "triton".
+        priority: the highest that serves is taken.
+        devices: types of device that it runs on.
+        dtypes: types that it takes; None takes all.
+        capability: least compute capability of a CUDA device.
+        traits: for each trait that matters the values that it takes; a request that does not tell it is refused.
+    """
 
     def register(function: Function) -> Function:
         name = f"{family}.{mode}.{solution}"
-        REGISTRY.register(Kernel(name, function, family, mode, solution, priority, devices, dtypes))
+        kernel = Kernel(
+            name, function, family, mode, solution, priority, devices, dtypes, capability, dict(traits or {})
+        )
+        REGISTRY.register(kernel)
         return function
 
     return register
 
 
-def select(family: str, mode: str, device: torch.device, dtype: torch.dtype) -> Kernel:
+def select(family: str, mode: str, device: torch.device, dtype: torch.dtype, **traits: Any) -> Kernel:
     """`Registry.select` on the registry of this process."""
-    return REGISTRY.select(family, mode, device, dtype)
+    return REGISTRY.select(family, mode, device, dtype, **traits)
+
+
+def capability_of(device: torch.device) -> Capability | None:
+    """Compute capability of a CUDA device that is there; None elsewhere."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_capability(device)
+
+
+def _span(values: Collection[Any]) -> str:
+    return f"{values[0]} to {values[-1]}" if isinstance(values, range) else " or ".join(map(str, values))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

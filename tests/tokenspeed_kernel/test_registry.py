@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from tokenspeed_kernel.launch import recording
-from tokenspeed_kernel.registry import REGISTRY, Kernel, KernelError, Registry, register_kernel
+from tokenspeed_kernel.overrides import override
+from tokenspeed_kernel.registry import REGISTRY, Kernel, KernelError, Registry, Request, register_kernel
 
 CPU = torch.device("cpu")
 
@@ -37,7 +39,9 @@ def test_equal_priorities_are_settled_by_name_whatever_the_order_of_registration
 def test_an_error_names_what_is_registered_and_what_to_do() -> None:
     registry = Registry()
     registry.register(kernel("gpu", "gpu", devices=("cuda",)))
-    with pytest.raises(KernelError, match=r"norm.scale runs on cpu in torch.float32 \(norm.scale.gpu\); choose"):
+    with pytest.raises(
+        KernelError, match=r"norm.scale runs on cpu in float32 \(norm.scale.gpu needs cuda\); choose another"
+    ):
         registry.select("norm", "scale", CPU, torch.float32)
     with pytest.raises(KernelError, match="none is registered"):
         registry.select("norm", "absent", CPU, torch.float32)
@@ -139,3 +143,67 @@ def test_importing_one_family_registers_a_reference_for_every_operation() -> Non
         "rope.rope_and_write_kv.reference",
         "sampling.sample.reference",
     ]
+
+
+def test_a_kernel_is_refused_below_its_capability_and_outside_its_traits() -> None:
+    registry = Registry()
+    registry.register(kernel("plain", "plain"))
+    registry.register(kernel("new", "new", priority=5, capability=(9, 0), traits={"head_dim": range(1, 129)}))
+    request = Request("norm", "scale", torch.device("cuda"), torch.float32, (9, 0), (("head_dim", 64),))
+    assert registry.choose(request, None).kernel() == "new"
+    assert registry.choose(replace(request, capability=(10, 0)), None).kernel() == "new"
+    for asked, reason in (
+        (replace(request, capability=(8, 9)), "needs capability 9.0"),
+        (replace(request, traits=(("head_dim", 256),)), "needs head_dim 1 to 128"),
+        (replace(request, traits=()), "needs head_dim 1 to 128"),
+    ):
+        choice = registry.choose(asked, None)
+        assert choice.kernel() == "plain"
+        assert choice.passed_over == (("norm.scale.new", reason),)
+
+
+def test_what_was_chosen_is_kept_with_the_reason() -> None:
+    registry = Registry()
+    registry.register(kernel("plain", "plain"))
+    registry.register(kernel("fast", "fast", priority=5))
+    registry.select("norm", "scale", CPU, torch.float32)
+    (choice,) = registry.choices()
+    assert (choice.kernel.solution, choice.why) == ("fast", "priority 5")
+    assert choice.passed_over == (("norm.scale.plain", "has priority 0"),)
+
+
+def test_an_override_of_a_context_goes_before_a_flag_and_that_before_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = Registry()
+    for solution in ("a", "b", "c", "d"):
+        registry.register(kernel(solution, solution))
+
+    def chosen() -> Any:
+        return registry.select("norm", "scale", CPU, torch.float32)()
+
+    assert chosen() == "a"
+    monkeypatch.setenv("TOKENSPEED_KERNEL_NORM_SCALE", "b")
+    assert chosen() == "b"
+    registry.permit(["norm.scale=c"])
+    assert chosen() == "c"
+    with override(**{"norm.scale": "d"}):
+        assert chosen() == "d"
+        with override(**{"norm.other": "a"}):
+            assert chosen() == "d"
+    assert chosen() == "c"
+    # What was planned first under no override would be the same again under none.
+    assert registry.other_choices() == {}
+
+
+def test_an_override_that_cannot_be_followed_says_who_asked() -> None:
+    registry = Registry()
+    registry.register(kernel("plain", "plain"))
+    registry.register(kernel("gpu", "gpu", devices=("cuda",)))
+    registry.permit(["norm.scale=gpu"])
+    with pytest.raises(KernelError, match=r"\(norm.scale.gpu needs cuda\); drop --kernel norm.scale=gpu"):
+        registry.select("norm", "scale", CPU, torch.float32)
+    with pytest.raises(KernelError, match=r"--kernel norm.scale=fast names no solution; give one of gpu, plain"):
+        registry.permit(["norm.scale=fast"])
+    with pytest.raises(KernelError, match=r"--kernel norm.shift=gpu names no operation"):
+        registry.permit(["norm.shift=gpu"])

@@ -146,6 +146,23 @@ class GraphOptions:
 
 
 @dataclass(frozen=True)
+class KernelOptions:
+    """Which kernels the layers use; `ts kernels` lists them."""
+
+    attention_backend: str = option(
+        "auto",
+        "kernels of attention, and with them the layout of the KV cache; auto is the fastest that is installed",
+        choices=("auto", "triton", "torch", "flash_attn"),
+    )
+    kernel: tuple[str, ...] | None = option(
+        None, "solutions to use whatever their priority, such as norm.rms_norm=reference", metavar="OPERATION=SOLUTION"
+    )
+    tune_kernels: bool = option(
+        True, "on a GPU, time the variants of kernels at the first start, and keep the best ones in TOKENSPEED_CACHE"
+    )
+
+
+@dataclass(frozen=True)
 class ParallelOptions:
     """How the model is spread over ranks."""
 
@@ -208,6 +225,7 @@ class Config:
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     graphs: GraphOptions = field(default_factory=GraphOptions)
+    kernels: KernelOptions = field(default_factory=KernelOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     reload: ReloadOptions = field(default_factory=ReloadOptions)
     control: ControlOptions = field(default_factory=ControlOptions)
@@ -252,6 +270,10 @@ def validate(config: Config) -> None:
             raise ConfigError(f"{flag} must be between 0 and 65535, not {port}")
     if config.serve.api_key is not None and not config.serve.api_key.strip():
         raise ConfigError("--api-key is empty; give a key, or leave the flag out to serve everybody")
+    for assignment in config.kernels.kernel or ():
+        operation, equals, solution = assignment.partition("=")
+        if not equals or not solution or operation.count(".") != 1:
+            raise ConfigError(f"--kernel takes OPERATION=SOLUTION, such as norm.rms_norm=reference, not {assignment}")
     _validate_graphs(config)
     if config.reload.reload_overlay is not None and not config.reload.allow_reload_forward:
         raise ConfigError("--reload-overlay needs --allow-reload-forward")

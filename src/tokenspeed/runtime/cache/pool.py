@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tokenspeed.errors import ResourceError
+from tokenspeed_kernel.ops.attention.backends import ordered, ordered_shape
 
 CPU_SHARE = 0.25
 """Part of the free memory that the cache takes on a CPU when --max-total-tokens is not given."""
@@ -25,6 +26,8 @@ class KVShape:
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    order: str = "NHD"
+    """Order in memory, as the attention backend wants it: see `tokenspeed_kernel.ops.attention.backends.ORDERS`."""
 
     @property
     def block_bytes(self) -> int:
@@ -82,7 +85,8 @@ def plan_blocks(
 class KVPool:
     """Keys and values of every layer, in blocks.
 
-    `layers[i]` is (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]. Block 0 is scratch:
+    `layers[i]` is (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim] in the memory order of
+    `shape.order`. Block 0 is scratch:
     padding rows, warm-up and capture write to it, and no request ever holds it.
     """
 
@@ -97,12 +101,13 @@ class KVPool:
         self.layers = [(self._zeros(), self._zeros()) for _ in range(self.shape.num_layers)]
 
     def _zeros(self) -> torch.Tensor:
-        shape = (self.num_blocks, self.shape.block_size, self.shape.num_kv_heads, self.shape.head_dim)
+        sizes = (self.num_blocks, self.shape.block_size, self.shape.num_kv_heads, self.shape.head_dim)
+        shape = ordered_shape(sizes, self.shape.order)
         if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.shape.dtype, device=self.device)
+            return ordered(torch.zeros(shape, dtype=self.shape.dtype, device=self.device), self.shape.order)
         # numpy asks the system for zeroed pages, which cost nothing until they are used; torch writes the zeros.
         pages = np.zeros(math.prod(shape) * self.shape.dtype.itemsize, dtype=np.uint8)
-        return torch.from_numpy(pages).view(self.shape.dtype).view(shape)
+        return ordered(torch.from_numpy(pages).view(self.shape.dtype).view(shape), self.shape.order)
 
 
 def _mib(count: int) -> str:

@@ -19,6 +19,7 @@ from tokenspeed.runtime.cache.pool import KVPool, KVShape, MemoryBudget, plan_bl
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.world import join
+from tokenspeed.runtime.engine.kernels import apply_flags, tune
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.execution.buffers import BatchBuffers, BufferLimits
 from tokenspeed.runtime.execution.capture_plan import plan_capture
@@ -39,6 +40,8 @@ from tokenspeed.runtime.sampling.sampler import Sampler
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
+from tokenspeed_kernel.ops.attention import plan_decode_attention
+from tokenspeed_kernel.ops.attention.backends import order_of
 
 
 class Startup:
@@ -68,6 +71,7 @@ class Startup:
             self.device = pick_device(self.config.model.device, self.channel.rank, self.channel.size)
             for sentence in missing_parts(self.device):
                 progress(sentence)
+            apply_flags(self.config.kernels)
         with self._phase("resolve"):
             self.source = self._resolve()
             self.max_model_len = longest_request(self.config, self.source)
@@ -84,6 +88,8 @@ class Startup:
             model.plan(self.device, self.dtype)
         self.shape = self._kv_shape(model)
         if self.device.type == "cuda":
+            with self._phase("tune") as progress:
+                self._tune(progress)
             budget = self._prepare_gpu(model)
         else:
             budget = MemoryBudget.of_host(psutil.virtual_memory().available // self.channel.size)
@@ -152,6 +158,19 @@ class Startup:
         self.channel.broadcast(os.fsencode(source.path))
         return source
 
+    def _tune(self, progress: Callable[[str], None]) -> None:
+        plan = plan_capture(self.config, self.device.type)
+        tune(
+            self.config.kernels,
+            self.channel,
+            self.source.config,
+            self.shape,
+            plan,
+            self.max_model_len,
+            self.device,
+            progress,
+        )
+
     def _kv_shape(self, model: CausalLM) -> KVShape:
         return KVShape(
             num_layers=model.config.num_layers,
@@ -159,6 +178,7 @@ class Startup:
             head_dim=model.config.head_dim,
             block_size=self.config.cache.block_size,
             dtype=self.dtype,
+            order=order_of(plan_decode_attention(self.device, self.dtype, model.config.head_dim)),
         )
 
     def _allocate_kv(self, budget: MemoryBudget) -> KVPool:

@@ -18,14 +18,15 @@ from tokenspeed_kernel.ops.attention import (
 class PagedAttention(Layer):
     """Causal attention of one model layer; `index` says which of the step's KV pools is its own."""
 
-    def __init__(self, index: int, scale: float) -> None:
+    def __init__(self, index: int, head_dim: int) -> None:
         super().__init__()
         self.index = index
-        self.scale = scale
+        self.head_dim = head_dim
+        self.scale = head_dim**-0.5
 
     def plan(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.decode_kernel = plan_decode_attention(device, dtype)
-        self.extend_kernel = plan_extend_attention(device, dtype)
+        self.decode_kernel = plan_decode_attention(device, dtype, self.head_dim)
+        self.extend_kernel = plan_extend_attention(device, dtype, self.head_dim)
 
     def forward(self, query: Tensor, ctx: ForwardContext) -> Tensor:
         """Attend to the cache, which holds the step's keys and values already.

@@ -42,7 +42,7 @@ class LlamaAttention(nn.Module):
             config.num_heads * config.head_dim, config.hidden_size, config.attention_bias, group
         )
         self.rotary = rotary
-        self.attention = PagedAttention(index, scale=config.head_dim**-0.5)
+        self.attention = PagedAttention(index, config.head_dim)
 
     def forward(self, hidden: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """`hidden` to its shape, summed over the ranks; `positions` are int64 [tokens]. Writes the step's KV."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenspeed_kernel.ops.attention import reference, trimmed
+from tokenspeed_kernel.ops.attention import backends, reference, trimmed
 from tokenspeed_kernel.registry import Kernel, select
 from tokenspeed_kernel.triton_language import AVAILABLE
 
@@ -18,6 +18,7 @@ if AVAILABLE:
     from tokenspeed_kernel.ops.attention import triton_extend as _triton_extend  # noqa: F401
 
 __all__ = [
+    "backends",
     "decode_attention",
     "extend_attention",
     "plan_decode_attention",
@@ -27,14 +28,14 @@ __all__ = [
 ]
 
 
-def plan_decode_attention(device: torch.device, dtype: torch.dtype) -> Kernel:
+def plan_decode_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
     """The kernel that `decode_attention` is to use."""
-    return select("attention", "decode", device, dtype)
+    return select("attention", "decode", device, dtype, head_dim=head_dim)
 
 
-def plan_extend_attention(device: torch.device, dtype: torch.dtype) -> Kernel:
+def plan_extend_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
     """The kernel that `extend_attention` is to use."""
-    return select("attention", "extend", device, dtype)
+    return select("attention", "extend", device, dtype, head_dim=head_dim)
 
 
 def decode_attention(
@@ -51,7 +52,7 @@ def decode_attention(
 
     Args:
         query: [seqs, heads, head_dim].
-        key_pool: [blocks, block_size, kv_heads, head_dim], contiguous.
+        key_pool: [blocks, block_size, kv_heads, head_dim], in any order of memory that keeps head_dim dense.
         value_pool: like `key_pool`.
         block_tables: int32 [seqs, width]; entry j of a row is the block of positions j * block_size and on.
         seq_lens: int32 [seqs], at most width * block_size; 0 marks a padding row, whose result is arbitrary.
@@ -61,7 +62,7 @@ def decode_attention(
     Returns:
         [seqs, heads, head_dim], of the query's dtype.
     """
-    kernel = kernel or plan_decode_attention(query.device, query.dtype)
+    kernel = kernel or plan_decode_attention(query.device, query.dtype, query.shape[2])
     out: Tensor = kernel(query, key_pool, value_pool, block_tables, seq_lens, scale)
     return out
 
@@ -82,7 +83,7 @@ def extend_attention(
 
     Args:
         query: [tokens, heads, head_dim]; rows from query_start[-1] on are padding, their result is arbitrary.
-        key_pool: [blocks, block_size, kv_heads, head_dim], contiguous.
+        key_pool: [blocks, block_size, kv_heads, head_dim], in any order of memory that keeps head_dim dense.
         value_pool: like `key_pool`.
         block_tables: int32 [seqs, width]; entry j of a row is the block of positions j * block_size and on.
         seq_lens: int32 [seqs], with the tokens of this step; 0 marks a padding row.
@@ -94,6 +95,6 @@ def extend_attention(
     Returns:
         [tokens, heads, head_dim], of the query's dtype.
     """
-    kernel = kernel or plan_extend_attention(query.device, query.dtype)
+    kernel = kernel or plan_extend_attention(query.device, query.dtype, query.shape[2])
     out: Tensor = kernel(query, key_pool, value_pool, block_tables, seq_lens, query_start, max_query_len, scale)
     return out

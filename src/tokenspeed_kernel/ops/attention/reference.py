@@ -110,6 +110,8 @@ def _attend(
 
 def _gather(pool: Tensor, slots: Tensor) -> Tensor:
     """[..., kv_heads, head_dim] of the slots [...]."""
+    if not pool.is_contiguous():
+        return pool[slots // pool.shape[1], slots % pool.shape[1]]
     flat = pool.view(-1, pool.shape[2] * pool.shape[3])
     return flat.index_select(0, slots.flatten()).view(*slots.shape, *pool.shape[2:])
 

@@ -18,6 +18,7 @@ from tokenspeed_kernel.triton_language import DEVICES, tl, triton
 PRIORITY = 10
 MOST_SPLITS = 32
 LOG2_E = 1.4426950408889634
+TRAITS = MappingProxyType({"head_dim": range(1, 257)})
 
 CANDIDATES = tuple(
     MappingProxyType({"block_kv": block_kv, "programs": programs, "num_warps": warps, "num_stages": stages})
@@ -35,7 +36,7 @@ CANDIDATES = tuple(
 """Positions of one step of the loop, programs that fill a GPU, and how a program is compiled."""
 
 
-@register_kernel("attention", "decode", solution="triton", priority=PRIORITY, devices=DEVICES)
+@register_kernel("attention", "decode", solution="triton", priority=PRIORITY, devices=DEVICES, traits=TRAITS)
 def decode(
     query: Tensor, key_pool: Tensor, value_pool: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
 ) -> Tensor:

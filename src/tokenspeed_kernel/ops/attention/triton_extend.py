@@ -18,6 +18,7 @@ from tokenspeed_kernel.triton_language import DEVICES, tl, triton
 
 PRIORITY = 10
 LOG2_E = 1.4426950408889634
+TRAITS = MappingProxyType({"head_dim": range(1, 257)})
 
 CANDIDATES = tuple(
     MappingProxyType({"rows": rows, "block_kv": block_kv, "num_warps": warps, "num_stages": stages})
@@ -34,7 +35,7 @@ CANDIDATES = tuple(
 """Query rows (tokens times heads) of a tile, positions of one step of the loop, and how a program is compiled."""
 
 
-@register_kernel("attention", "extend", solution="triton", priority=PRIORITY, devices=DEVICES)
+@register_kernel("attention", "extend", solution="triton", priority=PRIORITY, devices=DEVICES, traits=TRAITS)
 def extend(
     query: Tensor,
     key_pool: Tensor,

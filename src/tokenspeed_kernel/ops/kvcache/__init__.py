@@ -34,7 +34,7 @@ def write_kv(
     Args:
         key: [tokens, kv_heads, head_dim]; may be strided.
         value: like `key`.
-        key_pool: [blocks, block_size, kv_heads, head_dim], contiguous; written.
+        key_pool: [blocks, block_size, kv_heads, head_dim], in any order of memory; written.
         value_pool: like `key_pool`; written.
         slot_mapping: int64 [tokens].
         kernel: from `plan_write_kv`; chosen for `key` if it is not given.
