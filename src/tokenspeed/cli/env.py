@@ -86,7 +86,7 @@ def _packages() -> dict[str, object]:
     except PackageNotFoundError:  # it runs from a directory, without an installation
         needed = []
     names = [*(_name(line) for line in needed), *EXTRA_PACKAGES]
-    return {"tokenspeed": __version__} | {name: _version(name) for name in names if name != "torch"}
+    return {"tokenspeed": __version__, **{name: _version(name) for name in names if name != "torch"}}
 
 
 def _name(requirement: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenspeed.cli.flags import add_flags, config_from
@@ -72,6 +72,7 @@ def test_every_option_has_a_name_of_its_own() -> None:
     assert len(names) == len(set(names))
 
 
+@settings(deadline=None)
 @given(values=settings_of_one_server(), order=st.randoms(use_true_random=False))
 def test_flags_give_the_configuration_that_they_spell(values: dict[str, Any], order: Any) -> None:
     values |= {"enforce_eager": False, "allow_reload_forward": True}
