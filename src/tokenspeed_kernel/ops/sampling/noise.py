@@ -20,9 +20,14 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     Returns:
         float32 [rows, vocab_size], finite.
     """
+    ids = torch.arange(vocab_size, dtype=torch.int64, device=seeds.device)
+    return gumbel_noise_at(seeds, positions, ids)
+
+
+def gumbel_noise_at(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+    """`gumbel_noise` at some token ids only: int64 [rows, n] or [n] to float32 [rows, n]."""
     row_key = mix(mix(seeds) + positions)
-    ids = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=seeds.device)
-    bits = mix(row_key.unsqueeze(1) + ids * _signed(0x9E3779B97F4A7C15))
+    bits = mix(row_key.unsqueeze(1) + (ids + 1) * _signed(0x9E3779B97F4A7C15))
     # 40 bits keep small numbers apart, which are those that win; the bound keeps the logarithms finite.
     uniform = (_shift_right(bits, 24).to(torch.float32) + 0.5).mul_(2.0**-40).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
