@@ -2,5 +2,11 @@
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 # As in a rank: without it a busy machine makes every torch operation on a CPU ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")

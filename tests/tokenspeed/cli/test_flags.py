@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenspeed.cli.flags import add_flags, config_from
@@ -43,6 +43,9 @@ def settings_of_one_server(draw: st.DrawFn) -> dict[str, Any]:
         kind = str(option.type)
         if choices := option.metadata["choices"]:
             values[option.name] = draw(st.sampled_from(choices))
+        elif option.name == "kernel":
+            solutions = st.sampled_from(["norm.rms_norm=reference", "gemm.linear=torch"])
+            values[option.name] = tuple(draw(st.lists(solutions, min_size=1, max_size=2)))
         elif kind.startswith("tuple"):
             values[option.name] = tuple(draw(st.lists(st.integers(1, 8), min_size=1, max_size=4)))
         elif kind.startswith("bool"):
@@ -72,7 +75,6 @@ def test_every_option_has_a_name_of_its_own() -> None:
     assert len(names) == len(set(names))
 
 
-@settings(deadline=None)
 @given(values=settings_of_one_server(), order=st.randoms(use_true_random=False))
 def test_flags_give_the_configuration_that_they_spell(values: dict[str, Any], order: Any) -> None:
     values |= {"enforce_eager": False, "allow_reload_forward": True}
