@@ -21,8 +21,11 @@ from tokenspeed.runtime.protocol import SamplingParams
 from tokenspeed.runtime.scheduler.batch import Batch, Row
 from tokenspeed.runtime.scheduler.request import Request
 
-TOLERANCE = {"float32": 2e-3, "float16": 4e-3, "bfloat16": 3e-2}
-"""Norm of the difference over the norm of the logits, which are those of float32 on the CPU. TF32 is off."""
+DTYPES = ("float32", "float16", "bfloat16")
+SLACK = {"float32": 1e-4, "float16": 1e-3, "bfloat16": 5e-3}
+"""What our error may be more than one and a half times that of transformers in the same type on the same GPU.
+
+An error is the norm of the difference over the norm of the logits, which are those of float64."""
 
 TEXTS = (
     "The capital of France is",
@@ -33,7 +36,7 @@ TEXTS = (
 )
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 def test_logits_of_a_random_model(
     start: Callable[..., InProcessEngine], tiny: Callable[..., Path], model_type: str, dtype: str
@@ -43,14 +46,21 @@ def test_logits_of_a_random_model(
         scheduler=SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=128),
         cache=CacheOptions(max_total_tokens=8192),
     )
-    theirs = hf_model(hf_config(model_type)).to(getattr(torch, dtype)).float()
     tokens = torch.randint(1, 1000, (100,), generator=torch.Generator().manual_seed(3)).tolist()
+    rounded = hf_model(hf_config(model_type)).to(getattr(torch, dtype)).cuda()
     with torch.inference_mode():
-        wanted = theirs(torch.tensor([tokens])).logits[0].double()
+        ids = torch.tensor([tokens], device="cuda")
+        theirs = rounded(ids).logits[0].double().cpu()
+        exact = rounded.double()(ids).logits[0].cpu()
     for end in (1, 2, 17, 63, 100):
-        logits = last_logits(engine, tokens[:end])
-        error = ((logits - wanted[end - 1]).norm() / wanted[end - 1].norm()).item()
-        assert error < TOLERANCE[dtype], f"prefill of {end}: {error}"
+        wanted = exact[end - 1]
+        error = relative(last_logits(engine, tokens[:end]), wanted)
+        allowed = 1.5 * relative(theirs[end - 1], wanted) + SLACK[dtype]
+        assert error <= allowed, f"prefill of {end}: {error} where {allowed} is allowed"
+
+
+def relative(logits: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((logits - wanted).norm() / wanted.norm()).item()
 
 
 def last_logits(engine: InProcessEngine, tokens: list[int]) -> torch.Tensor:
@@ -62,8 +72,7 @@ def last_logits(engine: InProcessEngine, tokens: list[int]) -> torch.Tensor:
     row = Row(request, 0, len(tokens), True, tokens, None, blocks, ())
     shape = StepShape(len(tokens), 1, len(tokens), len(blocks))
     with torch.inference_mode():
-        buffers.fill(Batch([row], len(tokens), int(len(tokens) == 1), 1), shape)
-        inputs = buffers.inputs(shape)
+        inputs = buffers.fill(Batch([row], len(tokens), int(len(tokens) == 1), 1), shape)
         hidden = executor._forward(shape, inputs)
         return executor.model.compute_logits(hidden[inputs.last_tokens])[0].double().cpu()
 

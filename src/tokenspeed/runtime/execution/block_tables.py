@@ -9,6 +9,9 @@ import torch
 
 from tokenspeed.runtime.scheduler.batch import Row
 
+NewBlocks = tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int32]]]
+"""Places in the flat table, and the blocks that belong there."""
+
 
 class BlockTables:
     """`device_table` is int32 [rows, width]; row i holds the blocks of the i-th row of the step.
@@ -25,37 +28,32 @@ class BlockTables:
     def allocate(self) -> None:
         """Make the table, all scratch."""
         self.device_table = torch.zeros(self.num_rows, self.width, dtype=torch.int32, device=self.device)
-        self._sent: list[tuple[list[int], int] | None] = [None] * self.num_rows
+        self._sent: list[tuple[list[int] | None, int]] = [(None, 0)] * self.num_rows
 
     def clear(self) -> None:
         """Let every entry name the scratch block."""
         self.device_table.zero_()
-        self._sent = [None] * self.num_rows
+        self._sent = [(None, 0)] * self.num_rows
 
-    def update(self, rows: Sequence[Row]) -> None:
-        """Let row i hold the blocks of rows[i]."""
-        places: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+    def changes(self, rows: Sequence[Row]) -> NewBlocks:
+        """What row i has to get in order to hold the blocks of rows[i]; the caller sees to it."""
+        places: list[int] = []
         blocks: list[int] = []
+        sent = self._sent
         for index, row in enumerate(rows):
             table = row.block_table
             length = len(table)
-            known, sent = self._sent[index] or (None, 0)
+            known, first = sent[index]
             # A block table only grows, and a request that gives its blocks back gets another list.
-            first = sent if known is table else 0
-            if first == length and known is table:
+            if known is not table:
+                first = 0
+            elif first == length:
                 continue
-            self._sent[index] = (table, length)
-            places.append(np.arange(index * self.width + first, index * self.width + length, dtype=np.int64))
+            sent[index] = (table, length)
+            places.extend(range(index * self.width + first, index * self.width + length))
             blocks.extend(table[first:])
-        if blocks:
-            self._send(np.concatenate(places), np.array(blocks, dtype=np.int32))
+        return np.array(places, dtype=np.int64), np.array(blocks, dtype=np.int32)
 
-    def _send(
-        self, places: np.ndarray[tuple[int], np.dtype[np.int64]], blocks: np.ndarray[tuple[int], np.dtype[np.int32]]
-    ) -> None:
-        flat = self.device_table.view(-1)
-        where, what = torch.from_numpy(places), torch.from_numpy(blocks)
-        if self.device.type != "cpu":
-            where = where.pin_memory().to(self.device, non_blocking=True)
-            what = what.pin_memory().to(self.device, non_blocking=True)
-        flat.index_copy_(0, where, what)
+    def write(self, places: torch.Tensor, blocks: torch.Tensor) -> None:
+        """Put `blocks`, int32, at `places`, int64, both on the device."""
+        self.device_table.view(-1).index_copy_(0, places, blocks)

@@ -23,6 +23,9 @@ from tokenspeed.runtime.execution.sampling_columns import SamplingColumns
 from tokenspeed.runtime.layers.context import ForwardContext
 from tokenspeed.runtime.scheduler.batch import Batch, Row
 
+MOST_VIEWS = 256
+"""Shapes whose tensors are kept."""
+
 HostInputs = StepInputs[np.ndarray[Any, Any]]
 DeviceInputs = StepInputs[torch.Tensor]
 
@@ -49,21 +52,30 @@ class BatchBuffers:
         self.device = device
         self.tables = BlockTables(limits.max_rows, limits.max_blocks_per_row, device)
         self.columns = SamplingColumns()
+        self._views: dict[StepShape, DeviceInputs] = {}
 
     def allocate(self) -> None:
         """Make the tensors."""
+        self._views.clear()
         ids = aligned(self.limits.max_rows * 8)
         largest = StepShape(self.limits.max_tokens, self.limits.max_rows, self.limits.max_tokens, 0)
         self._storage = torch.zeros(ids + packed_bytes(largest), dtype=torch.uint8, device=self.device)
         self._packed = self._storage[ids:]
         self._first_known = ids // 8
+        self._known = np.arange(self._first_known, self._first_known + self.limits.max_tokens)
         self._ids = self._storage[: ids + self.limits.max_tokens * 8].view(torch.int64)
         self.sampled = self._ids[: self.limits.max_rows]
         self.tables.allocate()
 
     def inputs(self, shape: StepShape) -> DeviceInputs:
         """The tensors that a step of this shape reads."""
-        return device_views(shape, self._packed)
+        found = self._views.get(shape)
+        if found is None:
+            found = device_views(shape, self._packed)
+            # The captured shapes come first, and again and again; eager ones hardly ever come twice.
+            if len(self._views) < MOST_VIEWS:
+                self._views[shape] = found
+        return found
 
     def id_pool(self, shape: StepShape) -> torch.Tensor:
         """int64: `sampled`, a gap, then the `token_ids` of a step of this shape; `id_sources` are indices of it."""
@@ -83,37 +95,51 @@ class BatchBuffers:
             logits_rows=inputs.last_tokens,
         )
 
-    def fill(self, batch: Batch, shape: StepShape) -> None:
-        """Write the inputs of `batch`, padded to `shape`.
+    def fill(self, batch: Batch, shape: StepShape) -> DeviceInputs:
+        """Write the inputs of `batch`, padded to `shape`, and return the tensors that hold them.
 
         Padding tokens are id 0 at position 0 and write to the scratch block; padding rows have length 0.
         """
-        self.tables.update(batch.rows)
         data, host = self._host(shape)
         tokens = _fill_rows(host, batch, self.block_size)
         host.token_ids[tokens:] = 0
         host.positions[tokens:] = 0
         host.slot_mapping[tokens:] = 0
-        host.id_sources[:] = np.arange(self._first_known, self._first_known + shape.num_tokens)
-        for index, row in enumerate(batch.rows[: batch.num_decode_rows]):
-            if row.source_row is not None:
-                host.id_sources[index] = row.source_row
+        host.id_sources[:] = self._known[: shape.num_tokens]
+        sources = [row.source_row for row in batch.rows[: batch.num_decode_rows]]
+        for index, source in enumerate(sources):
+            if source is not None:
+                host.id_sources[index] = source
         rows = len(batch.rows)
         host.seq_lens[rows:] = 0
         # In a decode step token i is sequence i, padding included; elsewhere padding rows are empty.
         host.query_start[rows + 1 :] = np.arange(rows + 1, shape.num_rows + 1) if shape.max_query_len == 1 else tokens
         self.columns.fill(host, batch)
+        places, blocks = self.tables.changes(batch.rows)
+        fits = len(places) <= shape.num_rows
+        if fits:
+            host.table_places[: len(places)] = places
+            host.table_blocks[: len(blocks)] = blocks
         self._send(data)
+        inputs = self.inputs(shape)
+        if len(places) and fits:
+            self.tables.write(inputs.table_places[: len(places)], inputs.table_blocks[: len(places)])
+        elif len(places):
+            self.tables.write(self._to_device(places), self._to_device(blocks))
+        return inputs
 
-    def fill_dummy(self, shape: StepShape) -> None:
-        """Write the inputs of start-up's dummy step: every token and every row lives in the scratch block."""
+    def fill_dummy(self, shape: StepShape) -> DeviceInputs:
+        """Write the inputs of start-up's dummy step, whose tokens and rows all live in the scratch block.
+
+        Returns the tensors that hold them.
+        """
         each = -(-shape.num_tokens // shape.num_rows)
         starts = [min(row * each, shape.num_tokens) for row in range(shape.num_rows + 1)]
         lengths = [end - start for start, end in pairwise(starts)]
         self.tables.clear()
         data, host = self._host(shape)
         host.token_ids[:] = np.arange(shape.num_tokens) % 7
-        host.id_sources[:] = np.arange(self._first_known, self._first_known + shape.num_tokens)
+        host.id_sources[:] = self._known[: shape.num_tokens]
         host.positions[:] = np.concatenate([np.arange(length) for length in lengths])
         host.slot_mapping[:] = host.positions % self.block_size
         host.seq_lens[:] = lengths
@@ -121,6 +147,7 @@ class BatchBuffers:
         host.last_tokens[:] = np.maximum(np.asarray(starts[1:]) - 1, 0)
         self.columns.fill_dummy(host)
         self._send(data)
+        return self.inputs(shape)
 
     def _host(self, shape: StepShape) -> tuple[torch.Tensor, HostInputs]:
         """Memory for the inputs on the host: on a CPU that of the step itself, else new pinned memory.
@@ -132,6 +159,10 @@ class BatchBuffers:
         if self.device.type != "cpu":
             data = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         return data, host_views(shape, data.numpy())
+
+    def _to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
 
     def _send(self, data: torch.Tensor) -> None:
         if self.device.type != "cpu":

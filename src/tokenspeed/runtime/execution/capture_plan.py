@@ -15,7 +15,8 @@ DEFAULT_PREFILL_TOKENS = 2048
 """Largest captured prefill on a GPU, unless --prefill-graph-max-tokens says otherwise."""
 
 HALF_STEPS_FROM = 64
-"""Tokens from which on the buckets are half as far apart; see `prefill_ladder`."""
+QUARTER_STEPS_FROM = 256
+"""Tokens from which on the buckets are half and a quarter as far apart; see `prefill_ladder`."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,22 @@ def plan_capture(config: Config, device_type: str) -> CapturePlan:
 
 
 def prefill_ladder(largest: int) -> tuple[int, ...]:
-    """Buckets up to `largest` tokens: powers of two from 16, and from 64 on also the step half way between them.
+    """Buckets up to `largest` tokens: powers of two from 16; from 64 on also the step half way between them, and from
+    256 on the quarters. Up to 2048 these are 19.
 
-    Below 64 tokens a step is bound by reading the weights, and padding costs next to nothing; above, at most a
-    third of a bucket is padding. `largest` itself is the last bucket; below 16 tokens there is none.
+    Below 64 tokens a step is bound by reading the weights, and padding costs next to nothing; from 256 on, where it
+    is bound by computing, at most a fifth of a bucket is padding. `largest` itself is the last bucket; below 16
+    tokens there is none.
     """
     if largest < SMALLEST_PREFILL_BUCKET:
         return ()
     buckets = set()
     size = SMALLEST_PREFILL_BUCKET
     while size < largest:
-        buckets.add(size)
-        half_way = size + size // 2
-        if size >= HALF_STEPS_FROM and half_way < largest:
-            buckets.add(half_way)
+        parts = 4 if size >= QUARTER_STEPS_FROM else 2 if size >= HALF_STEPS_FROM else 1
+        buckets.update(size + size * part // parts for part in range(parts))
         size *= 2
-    return (*sorted(buckets), largest)
+    return (*sorted(bucket for bucket in buckets if bucket < largest), largest)
 
 
 def _prefill_tokens(config: Config, device_type: str) -> int:

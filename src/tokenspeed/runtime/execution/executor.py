@@ -176,7 +176,7 @@ class Executor:
         self.buffers.fill_dummy(shape)
         inputs = self.buffers.inputs(shape)
         hidden = self._forward(shape, inputs)
-        return self.model.compute_logits(hidden[inputs.last_tokens])
+        return self._logits(hidden[inputs.last_tokens])
 
     def _warm_sampler(self, logits: torch.Tensor, shape: StepShape) -> None:
         mask = np.full(-(-logits.shape[1] // 32), -1, dtype=np.int32)
@@ -244,7 +244,7 @@ class Executor:
         if captured is None:
             inputs = self._fill(batch, shape := self._eager_shape(batch))
             with self.ranges("forward"):
-                logits = self.model.compute_logits(self._forward(shape, inputs))
+                logits = self._logits(self._forward(shape, inputs))
             return self._sample(batch, logits, inputs)
         size, graph = captured
         inputs = self._fill(batch, self._decode_shape(size))
@@ -268,7 +268,7 @@ class Executor:
                 graph.replay()
             hidden = self.hidden[:bucket]
         if batch.num_samples:
-            logits = self.model.compute_logits(hidden.index_select(0, inputs.last_tokens[: batch.num_samples]))
+            logits = self._logits(hidden.index_select(0, inputs.last_tokens[: batch.num_samples]))
             pending = self._sample(batch, logits, inputs)
         else:
             pending = PendingStep(self.buffers.sampled[:0])
@@ -277,8 +277,7 @@ class Executor:
 
     def _fill(self, batch: Batch, shape: StepShape) -> DeviceInputs:
         with self.ranges("fill"):
-            self.buffers.fill(batch, shape)
-            return self.buffers.inputs(shape)
+            return self.buffers.fill(batch, shape)
 
     def _samples_plainly(self, rows: list[Row]) -> bool:
         """Whether the kernel that captured steps sample with serves all of `rows`."""
@@ -326,7 +325,7 @@ class Executor:
                 states = hidden[first : first + len(targets)]
                 found[index] = [
                     WantedLogprobs(
-                        token_logprobs(self.model.compute_logits(part), ids, row.prompt_logprobs),
+                        token_logprobs(self._logits(part), ids, row.prompt_logprobs),
                         [row.prompt_logprobs] * len(ids),
                     )
                     for part, ids in zip(states.split(PROMPT_LOGITS), targets.split(PROMPT_LOGITS), strict=True)
@@ -341,6 +340,10 @@ class Executor:
             self.buffers.context(shape, inputs, self.pool.layers),
         )
         return hidden
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, vocab] of [rows, hidden]."""
+        return self.model.compute_logits(hidden).float()
 
     def _eager_shape(self, batch: Batch) -> StepShape:
         """The exact size of `batch`, with no wider a block table than its longest row needs."""

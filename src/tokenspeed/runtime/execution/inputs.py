@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -36,7 +37,8 @@ class StepShape:
 class StepInputs(Generic[Array]):
     """The arrays of one step: numpy views on the host, tensors on the device, at the same offsets.
 
-    The arrays from `last_tokens` to `min_p` have one entry for each row that samples, in row order.
+    The arrays from `last_tokens` to `min_p` have one entry for each row that samples, in row order, and the last two
+    one for each new block.
     """
 
     token_ids: Array
@@ -67,6 +69,10 @@ class StepInputs(Generic[Array]):
     """int32 [rows]."""
     query_start: Array
     """int32 [rows + 1]."""
+    table_places: Array
+    """int64 [rows]: where in the flat block tables a block is new; see `BlockTables`."""
+    table_blocks: Array
+    """int32 [rows]: the new blocks."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +82,11 @@ class Section:
     name: str
     dtype: str
     offset: int
-    length: int
-
-    @property
-    def end(self) -> int:
-        """First byte behind the array."""
-        return self.offset + self.length * np.dtype(self.dtype).itemsize
+    end: int
+    """First byte behind the array."""
 
 
+_TORCH_DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32}
 _TOKEN_ARRAYS = ("token_ids", "id_sources", "positions", "slot_mapping")
 _DTYPES = {
     "temperature": "float32",
@@ -91,16 +94,19 @@ _DTYPES = {
     "min_p": "float32",
     "seq_lens": "int32",
     "query_start": "int32",
+    "table_blocks": "int32",
 }
 
 
-def layout(shape: StepShape) -> tuple[Section, ...]:
-    """The arrays of a step of this shape, in order; `token_ids` begins at 0."""
+@lru_cache(maxsize=1024)
+def layout(num_tokens: int, num_rows: int) -> tuple[Section, ...]:
+    """The arrays of a step of this size, in order; `token_ids` begins at 0."""
     sections = []
     offset = 0
     for field in fields(StepInputs):
-        length = shape.num_tokens if field.name in _TOKEN_ARRAYS else shape.num_rows
-        section = Section(field.name, _DTYPES.get(field.name, "int64"), offset, length + (field.name == "query_start"))
+        dtype = _DTYPES.get(field.name, "int64")
+        length = num_tokens if field.name in _TOKEN_ARRAYS else num_rows + (field.name == "query_start")
+        section = Section(field.name, dtype, offset, offset + length * np.dtype(dtype).itemsize)
         sections.append(section)
         offset = aligned(section.end)
     return tuple(sections)
@@ -108,12 +114,12 @@ def layout(shape: StepShape) -> tuple[Section, ...]:
 
 def packed_bytes(shape: StepShape) -> int:
     """Bytes that the arrays of a step of this shape take together."""
-    return layout(shape)[-1].end
+    return layout(shape.num_tokens, shape.num_rows)[-1].end
 
 
 def views(shape: StepShape, slice_of: Callable[[Section], Array]) -> StepInputs[Array]:
     """The arrays of a step, each made by `slice_of`."""
-    return StepInputs(**{section.name: slice_of(section) for section in layout(shape)})
+    return StepInputs(**{section.name: slice_of(section) for section in layout(shape.num_tokens, shape.num_rows)})
 
 
 def host_views(shape: StepShape, data: np.ndarray[Any, np.dtype[np.uint8]]) -> StepInputs[np.ndarray[Any, Any]]:
@@ -123,7 +129,7 @@ def host_views(shape: StepShape, data: np.ndarray[Any, np.dtype[np.uint8]]) -> S
 
 def device_views(shape: StepShape, data: torch.Tensor) -> StepInputs[torch.Tensor]:
     """Tensors in `data`, uint8 [packed_bytes or more]."""
-    return views(shape, lambda section: data[section.offset : section.end].view(getattr(torch, section.dtype)))
+    return views(shape, lambda section: data[section.offset : section.end].view(_TORCH_DTYPES[section.dtype]))
 
 
 def aligned(size: int) -> int:

@@ -45,6 +45,6 @@ class VocabParallelEmbedding(Layer):
         return self.group.all_reduce(embedding(ids, self.weight, self.first_id, kernel=self.kernel))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden_size] to float32 [rows, vocab_size], the same on all ranks."""
+        """[rows, hidden_size] to [rows, vocab_size] of the same dtype, the same on all ranks."""
         local = linear(hidden, self.weight, kernel=self.linear_kernel)
-        return self.group.all_gather_last(local)[:, : self.vocab_size].float()
+        return self.group.all_gather_last(local)[:, : self.vocab_size]

@@ -28,7 +28,7 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden_size] to float32 [rows, vocab_size]."""
+        """[rows, hidden_size] to [rows, vocab_size], of the model's dtype."""
 
     def named_layers(self) -> Iterator[tuple[str, Layer]]:
         """Every layer once, with its path."""

@@ -54,9 +54,13 @@ def test_no_bucket_is_larger_than_a_step() -> None:
 
 
 @given(st.integers(0, 1 << 15))
-def test_the_ladder_pads_by_a_third_at_most_above_64_tokens(largest: int) -> None:
+def test_the_ladder_pads_less_the_more_a_step_computes(largest: int) -> None:
     buckets = prefill_ladder(largest)
     assert list(buckets) == sorted(set(buckets))
     assert (buckets[-1] if buckets else 0) == (largest if largest >= 16 else 0)
     for smaller, larger in pairwise(buckets):
-        assert larger <= (1.5 if smaller >= 64 else 2) * smaller
+        assert larger <= (1.25 if smaller >= 256 else 1.5 if smaller >= 64 else 2) * smaller
+
+
+def test_the_default_ladder_has_about_twenty_buckets() -> None:
+    assert len(prefill_ladder(2048)) == 19

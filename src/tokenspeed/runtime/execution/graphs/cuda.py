@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 
 import torch
 
 from tokenspeed.runtime.execution.graphs.base import CaptureError, GraphKind, Node
-from tokenspeed.runtime.execution.graphs.cuda_nodes import KernelNode, NodeReader
+from tokenspeed.runtime.execution.graphs.cuda_nodes import NodeReader, RawNode
 from tokenspeed.runtime.execution.graphs.triton_kernels import LoadedKernel, loaded_kernels
 
 CAPTURE_MODE = "relaxed"
@@ -29,7 +31,11 @@ class GraphMemory:
 
     def open(self) -> None:
         """Make the stream, with cuBLAS's handle and workspace outside of the pool, and the pool."""
-        self.stream = torch.cuda.Stream(self.device)
+        with warnings.catch_warnings():
+            # torch says once that the mode of `_no_reading_on_the_host` does not know every read; CUDA knows the rest.
+            warnings.simplefilter("ignore")
+            with _no_reading_on_the_host():
+                self.stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(self.stream):
             for dtype in (torch.bfloat16, torch.float16, torch.float32):
                 square = torch.zeros(16, 16, dtype=dtype, device=self.device)
@@ -61,32 +67,44 @@ class GraphMemory:
 class CudaGraph:
     """A captured step, ready to be replayed on the current stream.
 
-    `kernels` holds every Triton kernel of the graph: what a graph launches must not be unloaded.
-    `kernel_nodes` are its kernel launches, as nodes of the template that `raw_cuda_graph` names.
+    `kernels` are the Triton kernels that were loaded when the generation was captured, by CUfunction. It holds them:
+    what a graph launches must not be unloaded. The nodes are read when somebody asks for them.
     """
 
     def __init__(
-        self,
-        label: str,
-        graph: torch.cuda.CUDAGraph,
-        nodes: Sequence[Node],
-        kernel_nodes: Sequence[KernelNode],
-        kernels: Mapping[int, LoadedKernel],
+        self, label: str, graph: torch.cuda.CUDAGraph, kernels: Mapping[int, LoadedKernel], reader: NodeReader
     ):
         self.label = label
         self.graph = graph
-        self.nodes = nodes
-        self.kernel_nodes = kernel_nodes
         self.kernels = kernels
+        self._reader = reader
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes: kernels, copies and fills."""
-        return len(self.nodes)
+        return self._reader.count(self.graph.raw_cuda_graph())
+
+    @cached_property
+    def nodes(self) -> Sequence[Node]:
+        """What each node does, in the order of the capture."""
+        return [self._describe(node) for node in self.raw_nodes]
+
+    @cached_property
+    def raw_nodes(self) -> Sequence[RawNode]:
+        """The nodes of the template that `raw_cuda_graph` names, in the order of the capture."""
+        return list(self._reader.read(self.graph.raw_cuda_graph()))
 
     def replay(self) -> None:
         """Launch the step; returns before it is computed."""
         self.graph.replay()
+
+    def _describe(self, node: RawNode) -> Node:
+        if node.function is None:
+            return Node(node.kind)
+        kernel = self.kernels.get(node.function)
+        if kernel is None:
+            return Node(self._reader.name(node.function))
+        return Node(kernel.name, kernel.source.fn, kernel.specialisation)
 
 
 class CudaGraphBackend:
@@ -100,7 +118,6 @@ class CudaGraphBackend:
         self._packages = packages
         self._reader = reader
         self._kernels: dict[int, LoadedKernel] = {}
-        self._foreign: set[int] = set()
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -111,6 +128,7 @@ class CudaGraphBackend:
         gc.disable()
         try:
             yield
+            self._kernels.update(loaded_kernels(self._packages))
         finally:
             if was_enabled:
                 gc.enable()
@@ -123,9 +141,7 @@ class CudaGraphBackend:
         with torch.inference_mode(), torch.cuda.stream(memory.stream):
             self._record(graph, step, memory, label)
         graph.instantiate()
-        nodes, kernel_nodes = self._reader.read(graph.raw_cuda_graph(), self._kernel)
-        used = {node.function: self._kernels[node.function] for node in kernel_nodes if node.function in self._kernels}
-        return CudaGraph(label, graph, nodes, kernel_nodes, used)
+        return CudaGraph(label, graph, self._kernels, self._reader)
 
     def _record(self, graph: torch.cuda.CUDAGraph, step: Callable[[], None], memory: GraphMemory, label: str) -> None:
         graph.capture_begin(pool=memory.pool, capture_error_mode=CAPTURE_MODE)
@@ -144,14 +160,6 @@ class CudaGraphBackend:
         except RuntimeError as error:
             memory.give_up(graph)
             raise CaptureError(f"the step {label} cannot be captured ({_first_line(error)})") from error
-
-    def _kernel(self, function: int) -> LoadedKernel | None:
-        """Triton's kernel with this handle; None for one of a library."""
-        if function not in self._kernels and function not in self._foreign:
-            self._kernels.update(loaded_kernels(self._packages))
-            if function not in self._kernels:
-                self._foreign.add(function)
-        return self._kernels.get(function)
 
 
 def open_graph_memory(device: torch.device) -> dict[GraphKind, GraphMemory]:

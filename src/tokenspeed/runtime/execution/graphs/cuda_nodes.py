@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed.runtime.execution.graphs.base import CaptureError, Node
-from tokenspeed.runtime.execution.graphs.triton_kernels import LoadedKernel
+from tokenspeed.runtime.execution.graphs.base import CaptureError
 
 
 @dataclass(frozen=True)
-class KernelNode:
-    """A kernel launch in a graph: which node, and the CUfunction (0 where a library hides it)."""
+class RawNode:
+    """One node: its handle, what it does, and the CUfunction or CUkernel of a kernel launch."""
 
-    node: int
-    function: int
+    handle: int
+    kind: str
+    function: int | None = None
 
 
 class NodeReader:
-    """Lists the nodes of graphs; without cuda-bindings every list is empty."""
+    """Lists the nodes of graphs, given as cudaGraph_t; without cuda-bindings every list is empty."""
 
     def __init__(self) -> None:
         self._driver: Any = None
@@ -34,45 +34,30 @@ class NodeReader:
         self._driver = driver
         return True
 
-    def read(
-        self, graph: int, kernel_of: Callable[[int], LoadedKernel | None]
-    ) -> tuple[tuple[Node, ...], tuple[KernelNode, ...]]:
-        """All nodes in the order of their capture, and which of them launch kernels.
+    def count(self, graph: int) -> int:
+        """Number of nodes."""
+        if self._driver is None:
+            return 0
+        count: int = self._call(self._driver.cuGraphGetNodes(self._driver.CUgraph(init_value=graph), 0))[1]
+        return count
 
-        Args:
-            graph: a cudaGraph_t.
-            kernel_of: gives Triton's kernel for a CUfunction.
-        """
-        nodes: list[Node] = []
-        launches: list[KernelNode] = []
-        for handle, kind, function in self._walk(graph):
-            if kind != "kernel":
-                nodes.append(Node(kind))
-                continue
-            launches.append(KernelNode(handle, function))
-            kernel = kernel_of(function)
-            if kernel is None:
-                nodes.append(Node(self._name(function)))
-            else:
-                nodes.append(Node(kernel.name, kernel.source.fn, kernel.specialisation))
-        return tuple(nodes), tuple(launches)
-
-    def _walk(self, graph: int) -> Iterator[tuple[int, str, int]]:
+    def read(self, graph: int) -> Iterator[RawNode]:
+        """All nodes, in the order in which they were captured."""
         driver = self._driver
         if driver is None:
             return
-        raw = driver.CUgraph(init_value=graph)
-        count = self._call(driver.cuGraphGetNodes(raw, 0))[1]
         kernel = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
-        for node in self._call(driver.cuGraphGetNodes(raw, count))[0]:
+        nodes = self._call(driver.cuGraphGetNodes(driver.CUgraph(init_value=graph), self.count(graph)))[0]
+        for node in nodes:
             kind = self._call(driver.cuGraphNodeGetType(node))[0]
             if kind == kernel:
                 params = self._call(driver.cuGraphKernelNodeGetParams(node))[0]
-                yield int(node), "kernel", int(params.func) or int(params.kern)
+                yield RawNode(int(node), "kernel", int(params.func) or int(params.kern))
             else:
-                yield int(node), kind.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower(), 0
+                yield RawNode(int(node), kind.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower())
 
-    def _name(self, function: int) -> str:
+    def name(self, function: int) -> str:
+        """Name of the device function behind a CUfunction or CUkernel."""
         name = self._names.get(function)
         if name is None:
             driver = self._driver
