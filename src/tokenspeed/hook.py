@@ -24,6 +24,7 @@ def install_reloader(overlay: str | None) -> Reloader:
         overlay=Path(overlay).resolve() if overlay else None,
         runs_once=RUNS_ONCE.union(BUILDS_ONCE),
         built_by=START_UP_MODULES,
+        beside=("tokenspeed", "tokenspeed_reload"),
     )
     reloader.install()
     return reloader

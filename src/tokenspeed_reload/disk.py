@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenspeed_reload.errors import ReloadError, describe
 from tokenspeed_reload.loader import SourceFinder, within
-from tokenspeed_reload.records import Change, ModuleRecord, Records, SourceText
+from tokenspeed_reload.records import Change, Kind, ModuleRecord, Records, SourceText
 
 
 class Disk:
@@ -22,6 +22,7 @@ class Disk:
         self._records = records
         self._finder = finder
         self._known: set[str] | None = None
+        self._noted: dict[str, SourceText] = {}
 
     def current(self, record: ModuleRecord) -> SourceText | None:
         """What a recorded module would be loaded from now, or None when its file is gone.
@@ -55,7 +56,27 @@ class Disk:
             files = self.files()
             fresh = sorted(set(files) - self._known - self._records.modules.keys())
             found.extend(Change(name, files[name], "new", True) for name in fresh)
+        found.extend(Change(name, file, kind, False) for name, file, kind in self._beside())
         return found
+
+    def note_beside(self, packages: Sequence[str], recorded: Sequence[str]) -> None:
+        """Remember the files of `packages`, apart from those below `recorded`, to tell later which changed."""
+        for package in packages:
+            for root in _locations(package):
+                for name, file in _walk(package, root):
+                    if not within(name, recorded):
+                        with suppress(OSError):
+                            self._noted[name] = SourceText(file, Path(file).read_bytes())
+
+    def _beside(self) -> Iterator[tuple[str, str, Kind]]:
+        for name, source in sorted(self._noted.items()):
+            try:
+                if Path(source.path).read_bytes() != source.data:
+                    yield name, source.path, "edited"
+            except FileNotFoundError:
+                yield name, source.path, "deleted"
+            except OSError as error:
+                raise ReloadError("read", describe(error), module=name, file=source.path) from error
 
     def note_files(self) -> None:
         """Take the present files of the packages as known; later ones are "new"."""
@@ -65,7 +86,7 @@ class Disk:
         """The sources of modules in the packages that are not loaded, apart from those that cannot be read."""
         found: dict[str, SourceText] = {}
         for name, file in self.files().items():
-            if name not in sys.modules and name not in self._records.modules:
+            if name not in sys.modules:
                 with suppress(OSError):  # a dangling link, say: it matters only if something imports it
                     found[name] = SourceText(file, Path(file).read_bytes())
         return found

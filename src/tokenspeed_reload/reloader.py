@@ -38,6 +38,8 @@ class Reloader:
         runs_once: names of functions that run once, `*` standing for anything: an edit of them, or of what only
             they use, is reported, since its effect is in what they built.
         built_by: names of packages and modules whose whole code runs once.
+        beside: names of packages that are neither reloaded nor recorded, since other processes or the program
+            around run them: their edits are reported. What of them is named elsewhere here is left out.
         wait_s: longest to wait for other threads that run code which is to be replaced.
     """
 
@@ -51,6 +53,7 @@ class Reloader:
         runs_once: Iterable[str] = RUNS_ONCE,
         built_by: Iterable[str] = (),
         wait_s: float = 1.0,
+        beside: Iterable[str] = (),
     ) -> None:
         self.packages = list(packages)
         self.watch = list(watch)
@@ -59,6 +62,7 @@ class Reloader:
         self.runs_once = frozenset(runs_once)
         self.built_by = list(built_by)
         self.wait_s = wait_s
+        self.beside = list(beside)
         self.records = Records()
         self._finder = SourceFinder([*self.packages, *self.watch], overlay, self.records)
         self._disk = Disk(self.packages, overlay, self.records, self._finder)
@@ -81,6 +85,7 @@ class Reloader:
                 self._finder.adopt(name, module)
         sys.meta_path.insert(0, self._finder)
         self._disk.note_files()
+        self._disk.note_beside(self.beside, [*self.packages, *self.watch])
 
     def uninstall(self) -> None:
         """Take the loader hook away."""
@@ -124,7 +129,9 @@ class Reloader:
             named=modules is not None,
             pending=[name for name in edited if name not in names],
             outside=[c.module for c in changes if c.kind == "edited" and not c.reloadable and c.module not in names],
-            deleted=[c.module for c in changes if c.kind == "deleted" and c.module not in names],
+            deleted=[
+                c.module for c in changes if c.kind == "deleted" and c.module in self.records.modules.keys() - names
+            ],
         )
 
     def plan(self, modules: Iterable[str] | None = None, sources: Sources | None = None) -> Plan:
@@ -139,7 +146,7 @@ class Reloader:
         plan = Plan(
             modules=[ReloadedModule(name, why[name]) for name in inputs.modules],
             pending=list(sources.pending),
-            needs_restart=_outside(sources),
+            needs_restart=self._outside(sources),
             notes=_deleted(sources),
         )
         merge = Merge(UndoLog(), self.adapters, inputs, self._padding, self.records.modules)
@@ -175,7 +182,7 @@ class Reloader:
         report = Report(
             modules=[ReloadedModule(name, why[name]) for name in inputs.modules],
             pending=list(sources.pending),
-            needs_restart=_outside(sources),
+            needs_restart=self._outside(sources),
             notes=_deleted(sources),
         )
         foreign = {name: self._foreign_names(name) for name in inputs.modules}
@@ -218,6 +225,16 @@ class Reloader:
         if not within(name, [*self.packages, *self.watch]):
             return "it lies outside of them"
         return "it has no Python source"
+
+    def _outside(self, sources: Sources) -> list[NeedsRestart]:
+        return [NeedsRestart(name, self._why_outside(name)) for name in sources.outside]
+
+    def _why_outside(self, name: str) -> str:
+        if name not in self.records.modules:
+            return "it does not run here, or ran before anything was recorded; it was left as it runs"
+        if self.records.live(name) is None:
+            return "another object took its place in sys.modules, which was left as it is"
+        return "it lies outside of the reloadable packages and was left as it runs; name it to force it"
 
     def _foreign_names(self, name: str) -> set[str]:
         """The names that something outside of module `name` put into it."""
@@ -295,12 +312,3 @@ def _line(error: Exception, data: bytes) -> int | None:
 
 def _deleted(sources: Sources) -> list[str]:
     return [f"the file of {name} is gone; the module was left as it runs" for name in sources.deleted]
-
-
-def _outside(sources: Sources) -> list[NeedsRestart]:
-    posing = "another object took its place in sys.modules, which was left as it is"
-    outside = "it lies outside of the reloadable packages and was left as it runs; name it to force it"
-    return [
-        NeedsRestart(name, outside if isinstance(sys.modules.get(name), ModuleType) else posing)
-        for name in sources.outside
-    ]

@@ -125,23 +125,44 @@ def test_answers_are_those_of_a_start_with_the_same_files(server: Server, tiny_m
         fresh.stop()
 
 
-def test_edits_of_what_start_up_built_are_named(server: Server) -> None:
+def test_edits_of_plans_and_their_tables_land(server: Server, tiny_model: Path, tmp_path: Path) -> None:
+    before = texts(server)
     server.replace(ROTARY, "base = 1.0 / self.theta**exponents", "base = _stretch() / self.theta**exponents")
     server.edit(ROTARY, lambda text: text + "\n\ndef _stretch() -> float:\n    return 2.0\n")
-    assert named(server.reload()) == [f"{ROTARY}.RotaryEmbedding.frequencies"]
-    server.replace(ROTARY, "return 2.0", "return 3.0")
-    assert named(server.reload()) == [f"{ROTARY}._stretch"]
+    assert named(server.reload()) == []
+    server.replace(ROTARY, "return 2.0", "return 30.0")
+    assert named(server.reload()) == []
+    after = texts(server)
+    assert after != before
+    fresh = Server(str(tiny_model), *SMALL, overlay=server.overlay, log=tmp_path / "log").start()
+    try:
+        assert texts(fresh) == after
+    finally:
+        fresh.stop()
 
 
-def test_a_kernel_that_a_start_would_choose_is_named(server: Server) -> None:
+def test_a_plan_that_fails_is_undone(server: Server) -> None:
+    before = texts(server)
+    path = server.replace(ROTARY, "base = 1.0 / self.theta**exponents", "base = 5.0 / (self.theta - self.theta)")
+    server.edit(ROTARY, lambda text: text.replace("return base\n", "raise ValueError('no base')\n"))
+    reply = server.reload()
+    assert (reply["success"], reply["phase"], reply["file"]) == (False, "patch", str(path)), dump(reply)
+    assert texts(server) == before
+
+
+def test_a_kernel_of_higher_priority_is_taken(server: Server) -> None:
+    before = texts(server)
     kernel = '@register_kernel("activation", "silu_and_mul", solution="half", priority={})\n'
     body = "def half(x: Tensor) -> Tensor:\n    return x.chunk(2, dim=-1)[1] * 0.5\n"
     server.edit(ACTIVATION, lambda text: text + "\n\n" + kernel.format(-1) + body)
     assert named(server.reload()) == []
+    assert texts(server) == before
     server.replace(ACTIVATION, "priority=-1", "priority=9")
-    assert named(server.reload()) == ["activation.silu_and_mul"]
+    assert named(server.reload()) == []
+    assert texts(server) != before
     server.replace(ACTIVATION, kernel.format(9), "")
     assert named(server.reload()) == []
+    assert texts(server) == before
 
 
 @pytest.mark.parametrize(

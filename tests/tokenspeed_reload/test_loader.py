@@ -294,6 +294,28 @@ def test_encoding_may_change(project):
     assert m.X == "ö"
 
 
+def test_edits_beside_the_recorded_packages_are_told(project):
+    project.write_module("app.__init__", "")
+    project.write_module("app.server", "X = 1")
+    project.write_module("app.model.__init__", "")
+    project.write_module("app.model.layer", "X = 1")
+    project.names.append("app")
+    project.load("app")
+    reloader = project.watch("app.model", beside=["app"])
+    project.names.append("app")
+    layer = project.load("app.model.layer")
+    assert reloader.changed() == []
+    path = project.write_module("app.server", "X = 2")
+    project.write_module("app.model.layer", "X = 2")
+    assert [(c.module, c.reloadable) for c in reloader.changed()] == [("app.model.layer", True), ("app.server", False)]
+    report = project.reload()
+    assert (layer.X, [n.what for n in report.needs_restart]) == (2, ["app.server"])
+    assert "does not run here" in report.needs_restart[0].why
+    path.unlink()
+    assert [(c.module, c.kind) for c in reloader.changed()] == [("app.server", "deleted")]
+    assert project.reload().notes == []
+
+
 def test_constructor_only_stores():
     before = list(sys.meta_path)
     reloader = Reloader(packages=["no_such_package"])

@@ -19,6 +19,7 @@ from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.startup import Startup
 from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
+from tokenspeed.runtime.execution.plans import Plans
 from tokenspeed.runtime.protocol import FIRST_WEIGHT_VERSION, Ready, Reload, ReloadStatus
 from tokenspeed.runtime.reload.forward import ForwardReload
 from tokenspeed_kernel.registry import REGISTRY
@@ -88,10 +89,12 @@ def build(config: Config, channel: Channel, stream: Stream, outbox: Outbox, relo
 
 
 def _forward_reload(startup: Startup, channel: Channel, outbox: Outbox, reloader: Reloader) -> ForwardReload:
+    plans = Plans(startup.executor)
     reloader.add_participant(REGISTRY)
+    reloader.add_participant(plans)
 
     def status(state: str, call: Reload, detail: str) -> None:
         generation = startup.executor.generation.number
         outbox.send(ReloadStatus(state=state, generation=generation, id=call.id, by=call.by, detail=detail))
 
-    return ForwardReload(reloader, startup.executor, startup.scheduler, channel, status, FIRST_WEIGHT_VERSION)
+    return ForwardReload(reloader, plans, startup.executor, startup.scheduler, channel, status, FIRST_WEIGHT_VERSION)

@@ -107,6 +107,11 @@ class Executor:
         self.hidden = torch.zeros(self.plan.largest_prefill, hidden_size, dtype=dtype, device=device)
         self.sample_kernel = plan_sample(device)
 
+    def plan_again(self) -> None:
+        """Choose kernels and build tables anew, as start-up did."""
+        self.model.plan(self.buffers.device, self.hidden.dtype)
+        self.sample_kernel = plan_sample(self.buffers.device)
+
     def run(self, batch: Batch) -> StepResult:
         """Compute one step."""
         return self.launch(batch).wait()

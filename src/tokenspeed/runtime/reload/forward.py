@@ -11,13 +11,12 @@ import msgspec
 from tokenspeed.runtime.distributed.channel import Ballot, Channel
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
+from tokenspeed.runtime.execution.plans import Plans
 from tokenspeed.runtime.protocol import Reload, reload_failure
-from tokenspeed.runtime.reload.choices import changed_choices
 from tokenspeed.runtime.reload.fault import Fault, describe
 from tokenspeed.runtime.reload.reply import nothing_changed, overlay_note, success
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
-from tokenspeed_kernel.registry import REGISTRY
 from tokenspeed_reload import Reloader, ReloadError, Report, Sources, Transaction, UnknownModules
 
 VOTE_DEADLINE_S = 300.0
@@ -44,6 +43,7 @@ class ForwardReload:
     def __init__(
         self,
         reloader: Reloader,
+        plans: Plans,
         executor: Executor,
         scheduler: Scheduler,
         channel: Channel,
@@ -51,6 +51,7 @@ class ForwardReload:
         weight_version: str,
     ):
         self.reloader = reloader
+        self.plans = plans
         self.executor = executor
         self.scheduler = scheduler
         self.channel = channel
@@ -158,9 +159,8 @@ class _Attempt:
         return sources
 
     def _patch(self, sources: Sources) -> None:
-        before = REGISTRY.other_choices()
         self._transaction = self.reload.reloader.reload(self.call.modules, sources)
-        self._transaction.report.needs_restart.extend(changed_choices(before, REGISTRY))
+        self.reload.plans.make_anew()
 
     def _progress(self, state: str) -> Callable[[str], None]:
         return lambda detail: self.reload.status(state, self.call, detail)

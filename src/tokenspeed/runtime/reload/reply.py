@@ -60,7 +60,7 @@ def success(
         "objects_patched": report.objects_patched,
         "stale": [{"definition": s.definition, "why": s.why, "held_by": list(s.held_by)} for s in report.stale],
         "needs_restart": [{"what": item.what, "why": item.why} for item in report.needs_restart],
-        "notes": list(report.notes),
+        "notes": [*report.notes, *_beyond(report)],
         "graphs": {
             "how": "recaptured" if captured else "none",
             "decode": len(generation.decode),
@@ -70,6 +70,12 @@ def success(
         "jit": {"compiled": jit.compiled, "seconds": round(jit.seconds, 3)},
         "seconds": {name: round(value, 4) for name, value in seconds.items()} | {"held": 0.0},
     }
+
+
+def _beyond(report: Report) -> list[str]:
+    """What the edit did, or left, where neither the patch nor an undo reaches."""
+    running = [f"{r.what} goes on with its old code, {r.where}, line {r.line}" for r in report.running]
+    return running + [f"{effect.module}: {effect.what}; an undo does not take that back" for effect in report.effects]
 
 
 def _summary(report: Report, captured: bool, jit: JitCount, seconds: dict[str, float]) -> str:

@@ -1,0 +1,67 @@
+"""What plans gave to the layers of a model: made anew in a reload, put back by its undo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenspeed.runtime.execution.executor import Executor
+
+State = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
+"""Each module with its attributes, and with what its registered tensors and modules are."""
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+class Plans:
+    """Takes part in reloads for the layers of `executor`, whose attributes a plan sets."""
+
+    def __init__(self, executor: Executor):
+        self.executor = executor
+        self._before: State = []
+
+    def snapshot(self) -> tuple[State, Any]:
+        """The attributes of all modules, and the kernel that samples."""
+        state = [
+            (module, dict(vars(module)), {name: dict(vars(module)[name]) for name in _REGISTERED})
+            for module in self.executor.model.modules()
+        ]
+        self._before = state
+        return state, self.executor.sample_kernel
+
+    def restore(self, state: tuple[State, Any]) -> None:
+        """Return to a snapshot."""
+        modules, self.executor.sample_kernel = state
+        for module, attributes, registered in modules:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, held in registered.items():
+                attributes[name].clear()
+                attributes[name].update(held)
+
+    def withdraw(self, module: str, definitions: Mapping[str, Any]) -> None:
+        """Nothing: a plan registers nothing."""
+
+    def make_anew(self) -> None:
+        """Run all plans. What they give as before stays the very object, whose address graphs may hold.
+
+        Raises:
+            Exception: whatever an edited plan raises; a snapshot of before is to be restored.
+        """
+        self.executor.plan_again()
+        for module, before, _ in self._before:
+            attributes = vars(module)
+            for name, old in before.items():
+                if name in attributes and _is_equal(old, attributes[name]):
+                    attributes[name] = old
+        self._before = []
+
+
+def _is_equal(old: Any, new: Any) -> bool:
+    if old is new or not (isinstance(old, Tensor) and isinstance(new, Tensor)):
+        return False
+    alike = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
+    return alike and torch.equal(old, new)
