@@ -80,7 +80,7 @@ def check_gateway_flags(flags: Sequence[str]) -> None:
     done = subprocess.run([*LAUNCH, *flags, "--help"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = done.stderr.strip().rpartition("error: ")[2].removeprefix("argument ")
-        raise ConfigError(f"the gateway refuses {' '.join(flags)}: {reason}")
+        raise ConfigError(f"the gateway refuses {reason}")  # the values may be secret
 
 
 def _flag(line: str) -> GatewayFlag:

@@ -54,7 +54,7 @@ def test_version() -> None:
         (["serve", "m", "--chunked-prefill-size", "8"], "no flag --chunked-prefill-size; --max-num-batched-tokens"),
         (["serve", "m", "--worker-urls", "grpc://a:1"], "--worker-urls is not for `ts serve`: ts serve starts the one"),
         (["serve", "m", "--tool-call-parser"], "ts serve: --tool-call-parser: expected 1 argument"),
-        (["serve", "smollm2", "--queue-size", "x"], "the gateway refuses --queue-size x: --queue-size: invalid int"),
+        (["serve", "smollm2", "--queue-size", "x"], "the gateway refuses --queue-size: invalid int"),
         (["serve", "m", "--port", "x"], "ts serve: --port: invalid int value: 'x'"),
         (["serve", "m", "--port"], "ts serve: --port: expected one argument"),
         (["serve", "m", "--dtype", "int4"], "ts serve: --dtype: invalid choice: 'int4'"),

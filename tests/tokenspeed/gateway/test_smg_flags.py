@@ -83,5 +83,5 @@ def test_a_flag_of_both_is_ours() -> None:
 
 def test_values_are_checked_by_smg_itself() -> None:
     check_gateway_flags(["--policy", "cache_aware", "--queue-size", "7"])
-    with pytest.raises(ConfigError, match=r"refuses --policy best: --policy: invalid choice: 'best'"):
+    with pytest.raises(ConfigError, match=r"the gateway refuses --policy: invalid choice: 'best'"):
         check_gateway_flags(["--policy", "best"])
