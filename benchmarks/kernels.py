@@ -84,6 +84,10 @@ def step_works(make: Workloads, batch: int, context: int) -> Iterator[Work]:
         moved = (outs * ins + batch * (ins + outs)) * SIZE
         linear = partial(make.linear, batch, ins, outs)
         yield Work("gemm.linear", f"{label} {name}", linear, moved, 2.0 * batch * outs * ins)
+        if name == "gate_up":
+            fp8 = partial(make.block_fp8_linear, batch, ins, outs)
+            moved = outs * ins + batch * (ins + outs) * SIZE
+            yield Work("gemm.block_fp8_linear", f"{label} {name}", fp8, moved, 2.0 * batch * outs * ins)
     for name, heat, top_k, top_p in (
         ("greedy", 0.0, 0, 1.0),
         ("temperature", 1.0, 0, 1.0),
@@ -129,9 +133,9 @@ def measure(function: Callable[..., Any], make: Callable[[], tuple[Any, ...]], n
 
 def bandwidth() -> float:
     """Bytes a second of a large copy, read and written ones together."""
-    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
+    source = torch.randn(1 << 30, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / (measure(target.copy_, lambda: (source,), source.numel()) * 1e-6)
+    return 8 * source.numel() / (measure(target.copy_, lambda: (source,), 4 * source.numel()) * 1e-6)
 
 
 def matmul_rate(make: Workloads) -> float:

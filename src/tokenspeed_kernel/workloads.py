@@ -84,6 +84,12 @@ class Workloads:
         """For `gemm.linear`."""
         return self.random(tokens, in_size), self.random(out_size, in_size) * 0.02, None
 
+    def block_fp8_linear(self, tokens: int, in_size: int, out_size: int) -> tuple[Any, ...]:
+        """For `gemm.block_fp8_linear`; both sizes are whole blocks."""
+        weight = self.random(out_size, in_size).to(torch.float8_e4m3fn)
+        scales = torch.full((in_size // 128, out_size // 128), 0.02, device=self.device)
+        return self.random(tokens, in_size), weight, scales, None, out_size
+
     def sample(self, rows: int, temperature: float, top_k: int, top_p: float) -> tuple[Any, ...]:
         """For `sampling.sample`."""
         index = torch.arange(rows, device=self.device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from torch import Tensor
 import tokenspeed_kernel.ops  # noqa: F401
 from tokenspeed_kernel.ops.attention.reference import decode as decode_reference
 from tokenspeed_kernel.ops.attention.reference import extend as extend_reference
-from tokenspeed_kernel.registry import REGISTRY
+from tokenspeed_kernel.ops.gemm.block_fp8 import dequantise
+from tokenspeed_kernel.registry import REGISTRY, Kernel
+from tokenspeed_kernel.tactics import Tactic
 from tokenspeed_kernel.workloads import ModelShape, Workloads
 
 pytestmark = [
@@ -52,6 +56,15 @@ def function(name: str) -> Callable[..., Any]:
 def wide(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same arguments with every floating tensor in float64."""
     return tuple(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments)
+
+
+@contextmanager
+def override_tactic(kernel: Kernel, tactic: Tactic) -> Iterator[None]:
+    """Make `tactic` the default of a solution."""
+    module = importlib.import_module(kernel.function.__module__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CANDIDATES", (tactic,))
+        yield
 
 
 def close(got: Tensor, want: Tensor) -> None:
@@ -129,6 +142,28 @@ def test_extend_of_many_sequences_with_padding(dtype: torch.dtype) -> None:
     got, real = function("attention.extend")(*arguments), sum(news)
     close(got[:real], extend_reference(*wide(arguments))[:real])
     assert got.isfinite().all()
+
+
+@dtypes
+@pytest.mark.parametrize("tokens", [1, 16, 50, 200])
+@pytest.mark.parametrize("name", ["linear", "block_fp8_linear"])
+def test_products(dtype: torch.dtype, tokens: int, name: str) -> None:
+    make = workloads(SHAPES["qwen3-8b"], dtype)
+    x, weight, scales, _, out_size = make.block_fp8_linear(tokens, 4096, 6144)
+    full = dequantise(weight, scales)
+    if name == "linear":
+        kernel = REGISTRY.get("gemm.linear.triton")
+        if not kernel.covers(torch.device("cuda"), dtype):
+            pytest.skip("torch computes products in float32")
+        full = full.to(dtype)
+        for tactic in importlib.import_module(kernel.function.__module__).CANDIDATES:
+            with override_tactic(kernel, tactic):
+                close(kernel.function(x, full, None), x.double() @ full.double().T)
+        return
+    for tactic in importlib.import_module(function("gemm.block_fp8_linear").__module__).CANDIDATES:
+        with override_tactic(REGISTRY.get("gemm.block_fp8_linear.triton"), tactic):
+            got = function("gemm.block_fp8_linear")(x, weight, scales, None, out_size)
+            close(got, x.double() @ full.double().T)
 
 
 def test_captured_attention_follows_the_lengths_of_each_replay() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import tokenspeed_kernel.ops  # noqa: F401
+from tokenspeed_kernel.ops.gemm.block_fp8 import DTYPE, process
 from tokenspeed_kernel.registry import REGISTRY
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, BLOCK_SIZE, BLOCKS = 4096, 32, 8, 128, 1024, 16, 12
@@ -32,6 +33,12 @@ def launch_all(device: torch.device, dtype: torch.dtype, wanted: Callable[[str],
     call("norm.add_rms_norm", x, x, random(HIDDEN), 1e-6)
     call("activation.silu_and_mul", random(tokens, 2 * MLP))
     call("embedding.embedding", index(1, 2, 3), random(10, HIDDEN), 0)
+    if dtype != torch.float32:
+        call("gemm.linear", x, random(MLP, HIDDEN), None)
+        call("gemm.linear", random(40, 1000), random(MLP, 1000), random(MLP))
+    weight, scales = process(random(MLP, HIDDEN).to(DTYPE), torch.ones(MLP // 128, HIDDEN // 128, device=device))
+    for rows in (1, 200):
+        call("gemm.block_fp8_linear", random(rows, HIDDEN), weight, scales, None, MLP)
     for head_dim, group in ((HEAD_DIM, HEADS // KV_HEADS), (64, 3)):
         heads = KV_HEADS * group
         query, key, value = random(tokens, heads + 2 * KV_HEADS, head_dim).split((heads, KV_HEADS, KV_HEADS), 1)

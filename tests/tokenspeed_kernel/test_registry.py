@@ -135,6 +135,7 @@ def test_importing_one_family_registers_a_reference_for_every_operation() -> Non
         "attention.decode.reference",
         "attention.extend.reference",
         "embedding.embedding.reference",
+        "gemm.block_fp8_linear.reference",
         "gemm.linear.reference",
         "kvcache.write_kv.reference",
         "norm.add_rms_norm.reference",

@@ -1,4 +1,4 @@
-"""Norm, rope, activation, embedding, linear and the KV write against their definitions in float64."""
+"""Norm, rope, activation, embedding and the KV write against their definitions in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from tests.tokenspeed_kernel.ops.solutions import DEVICE, DTYPES, each, few, near, random
 from tokenspeed_kernel.ops.activation import silu_and_mul
 from tokenspeed_kernel.ops.embedding import embedding
-from tokenspeed_kernel.ops.gemm import linear
 from tokenspeed_kernel.ops.kvcache import write_kv
 from tokenspeed_kernel.ops.norm import add_rms_norm, rms_norm
 from tokenspeed_kernel.ops.rope import apply_rope, rope_and_write_kv
@@ -138,15 +137,6 @@ def test_embedding_gives_zeros_for_ids_of_other_ranks(
         for row, token_id in zip(got, ids.tolist(), strict=True):
             held = first <= token_id < first + rows
             assert torch.equal(row, table[token_id - first] if held else torch.zeros_like(row))
-
-
-@each("gemm", "linear")
-@few(25)
-@given(tokens=COUNTS, size=HEADS, outputs=HEADS, bias=st.booleans(), seed=SEEDS)
-def test_linear(kernel: Kernel, tokens: int, size: int, outputs: int, bias: bool, seed: int) -> None:
-    x, weight, b = random(seed, tokens, size), random(seed + 1, outputs, size), random(seed + 2, outputs)
-    want = x.double() @ weight.double().T + (b.double() if bias else 0)
-    near(linear(x, weight, b if bias else None, kernel=kernel), want)
 
 
 @each("kvcache", "write_kv")

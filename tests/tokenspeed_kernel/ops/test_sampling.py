@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,7 +105,6 @@ def test_rows_may_be_strided_and_none_is_no_error(kernel: Kernel) -> None:
     assert sample(wide[:0], *tensors([]), kernel=kernel).shape == (0,)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # Triton's interpreter computes with numpy
 @each("sampling", "sample")
 def test_logits_that_are_no_numbers_give_some_id(kernel: Kernel) -> None:
     """A model that overflows must not make an id that no embedding has, nor a loop without end."""

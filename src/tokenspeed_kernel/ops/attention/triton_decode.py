@@ -91,12 +91,13 @@ def _launch(
         *key_pool.stride()[:3],
         *value_pool.stride()[:3],
         block_tables.stride(0),
+        splits,
         GROUP=group,
         ROWS=max(triton.next_power_of_2(group), 16),
         HEAD_DIM=head_dim,
         BLOCK_DIM=block_dim,
         BLOCK_KV=block_kv,
-        SPLITS=splits,
+        IS_SPLIT=splits > 1,
         num_warps=tactic["num_warps"],
         num_stages=tactic["num_stages"],
     )
@@ -106,12 +107,12 @@ def _launch(
             sums,
             seq_lens,
             out,
+            splits,
             HEAD_DIM=head_dim,
             BLOCK_DIM=block_dim,
             BLOCK_KV=block_kv,
-            SPLITS=splits,
-            BLOCK_SPLITS=triton.next_power_of_2(splits),
-            num_warps=2,
+            MOST_SPLITS=MOST_SPLITS,
+            num_warps=4,
         )
 
 
@@ -120,7 +121,8 @@ def count_splits(programs: int, parts: int, max_context: int, block_kv: int) -> 
     return min(max(1, programs // parts), MOST_SPLITS, max(1, -(-max_context // block_kv)))
 
 
-@triton.jit
+# A compile for each batch size would cost more than it gives: what varies with it is no constant.
+@triton.jit(do_not_specialize=["splits"])
 def decode_kernel(
     query,
     key_pool,
@@ -141,22 +143,23 @@ def decode_kernel(
     value_slot,
     value_head,
     table_stride,
+    splits,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_KV: tl.constexpr,
-    SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
 ):
     seq = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     length = tl.load(seq_lens + seq)
-    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_KV) * BLOCK_KV
+    share = tl.cdiv(tl.cdiv(length, splits), BLOCK_KV) * BLOCK_KV
     begin = split * share
     end = tl.minimum(begin + share, length)
     # An empty part is not read by the merge. Without a merge a row of padding gets zeros.
-    if SPLITS > 1 and begin >= end:
+    if IS_SPLIT and begin >= end:
         return
     member = tl.arange(0, ROWS)
     head = kv_head * GROUP + member
@@ -190,42 +193,42 @@ def decode_kernel(
         mean = tl.dot(weight.to(v.dtype), v, mean * fade[:, None], input_precision="ieee")
         total = total * fade + tl.sum(weight, axis=1)
         most = higher
-    if SPLITS == 1:
+    if not IS_SPLIT:
         mean = mean / tl.where(total > 0, total, 1.0)[:, None]
         place = out + (seq * tl.num_programs(1) * GROUP + head[:, None]) * HEAD_DIM + column[None, :]
         tl.store(place, mean.to(q.dtype), mask=row_inside)
     else:
-        part = (seq * tl.num_programs(1) * GROUP + head) * SPLITS + split
+        part = (seq * tl.num_programs(1) * GROUP + head) * splits + split
         tl.store(parts + part[:, None] * HEAD_DIM + column[None, :], mean / total[:, None], mask=row_inside)
         tl.store(sums + part, most + tl.log2(total), mask=member < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def merge_kernel(
     parts,
     sums,
     seq_lens,
     out,
+    splits,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_KV: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
 ):
     """Average the parts of one sequence and head, weighted by the sums of their softmax."""
     seq = tl.program_id(0).to(tl.int64)
     row = seq * tl.num_programs(1) + tl.program_id(1)
     length = tl.load(seq_lens + seq)
-    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_KV) * BLOCK_KV
-    split = tl.arange(0, BLOCK_SPLITS)
+    share = tl.cdiv(tl.cdiv(length, splits), BLOCK_KV) * BLOCK_KV
+    split = tl.arange(0, MOST_SPLITS)
     filled = split * share < length
-    filled = filled & (split < SPLITS)
+    filled = filled & (split < splits)
     column = tl.arange(0, BLOCK_DIM)
     inside = column < HEAD_DIM
-    log = tl.load(sums + row * SPLITS + split, mask=filled, other=-float("inf"))
+    log = tl.load(sums + row * splits + split, mask=filled, other=-float("inf"))
     weight = tl.exp2(log - tl.maximum(tl.max(log, axis=0), -1e30))
     total = tl.sum(weight, axis=0)
-    source = parts + (row * SPLITS + split[:, None]) * HEAD_DIM + column[None, :]
+    source = parts + (row * splits + split[:, None]) * HEAD_DIM + column[None, :]
     part = tl.load(source, mask=filled[:, None] & inside[None, :], other=0.0)
     mean = tl.sum(part * weight[:, None], axis=0) / tl.where(total > 0, total, 1.0)
     tl.store(out + row * HEAD_DIM + column, mean.to(out.dtype.element_ty), mask=inside)

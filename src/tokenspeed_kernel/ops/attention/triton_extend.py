@@ -18,6 +18,8 @@ from tokenspeed_kernel.triton_language import DEVICES, tl, triton
 
 PRIORITY = 10
 LOG2_E = 1.4426950408889634
+FEWEST_SEQS = 512
+"""Sequences for which a kernel is compiled at least: one compile serves all smaller batches."""
 TRAITS = MappingProxyType({"head_dim": range(1, 257)})
 
 CANDIDATES = tuple(
@@ -100,13 +102,13 @@ def _launch(
         HEAD_DIM=head_dim,
         BLOCK_DIM=triton.next_power_of_2(max(head_dim, 16)),
         BLOCK_KV=tactic["block_kv"],
-        BLOCK_SEQS=triton.next_power_of_2(seqs + 1),
+        BLOCK_SEQS=max(triton.next_power_of_2(seqs + 1), FEWEST_SEQS),
         num_warps=tactic["num_warps"],
         num_stages=tactic["num_stages"],
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "seqs"])
 def extend_kernel(
     query,
     key_pool,

@@ -1,9 +1,14 @@
-"""Sampling in Triton without a sort.
+"""Sampling in Triton without a sort of the vocabulary.
 
-What top-k, top-p and min-p leave is a head of the order by falling score. So the token with the most noisy score
-is drawn first, and asked whether it is in that head; if not, neither is any token after it in the order, and the
-draw is repeated among those before it. That ends with the very token that a filter before the draw would give,
-mostly after one round: a token that is drawn is likely, and a likely token is in the head.
+What top-k, top-p and min-p leave is a head of the order by falling logit. Two ways lead there:
+
+- With top-k the vocabulary is cut to few candidates first. The k-th highest of the maxima of small groups of tokens
+  is a bound that at least k tokens reach, and hardly more. These few are sorted, filtered and drawn from.
+- Else the token with the most noisy score is drawn first and asked whether it is in the head. If not, neither is any
+  token after it in the order, and the draw is repeated among those before it. That ends with the very token that a
+  filter before the draw would give, mostly at once: a token that is drawn is likely, and so in the head.
+
+Tokens are ordered by their logits, of equal ones the lower id first.
 """
 
 from __future__ import annotations
@@ -16,10 +21,16 @@ from tokenspeed_kernel.triton_language import DEVICES, tl, triton
 
 PRIORITY = 10
 BLOCK = 2048
-"""Tokens of one step of a loop."""
-PROGRAMS = 264
+"""Tokens of one step of a loop of the first kernel."""
+GROUP = 64
+"""Tokens of which the first kernel keeps the highest logit."""
+PROGRAMS = 1056
 """Programs that fill a GPU in the first pass over the logits."""
 MOST_PARTS = 64
+WIDE_BLOCK = 8192
+"""Tokens of one step of a loop of the second kernel, which has one program a row."""
+CANDIDATES = 2048
+"""Tokens that the second kernel can sort; a larger top-k is found by drawing again."""
 
 
 @register_kernel("sampling", "sample", solution="triton", priority=PRIORITY, devices=DEVICES, dtypes=(torch.float32,))
@@ -38,9 +49,11 @@ def sample(
     if not rows:
         return out
     parts = min(max(1, PROGRAMS // rows), MOST_PARTS, triton.cdiv(vocab_size, BLOCK))
-    drawn = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
-    tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    highest = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
+    groups = triton.cdiv(vocab_size, GROUP)
+    # For each part the best noisy score and its token, then for each group its highest logit.
+    drawn = torch.empty(rows, MOST_PARTS, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(rows, MOST_PARTS, dtype=torch.int32, device=logits.device)
+    peaks = torch.empty(rows, groups, dtype=torch.float32, device=logits.device)
     draw_kernel[(rows, parts)](
         logits,
         temperature,
@@ -48,13 +61,17 @@ def sample(
         positions,
         drawn,
         tokens,
-        highest,
+        peaks,
         logits.stride(0),
         vocab_size,
-        PARTS=parts,
+        groups,
+        MOST_PARTS=MOST_PARTS,
         BLOCK=BLOCK,
+        GROUP=GROUP,
         num_warps=8,
     )
+    # Room for the candidates of a row: their tokens.
+    room = torch.empty(rows, CANDIDATES, dtype=torch.int32, device=logits.device)
     accept_kernel[(rows,)](
         logits,
         temperature,
@@ -65,14 +82,18 @@ def sample(
         positions,
         drawn,
         tokens,
-        highest,
+        peaks,
+        room,
         out,
         logits.stride(0),
         vocab_size,
-        PARTS=parts,
-        BLOCK_PARTS=triton.next_power_of_2(parts),
-        BLOCK=BLOCK,
-        num_warps=8,
+        groups,
+        parts,
+        MOST_PARTS=MOST_PARTS,
+        BLOCK=min(WIDE_BLOCK, triton.next_power_of_2(vocab_size)),
+        BLOCK_GROUPS=triton.next_power_of_2(groups),
+        CANDIDATES=CANDIDATES,
+        num_warps=16,
     )
     return out
 
@@ -85,38 +106,40 @@ def draw_kernel(
     positions,
     drawn,
     tokens,
-    highest,
+    peaks,
     logits_stride,
     vocab_size,
-    PARTS: tl.constexpr,
+    groups,
+    MOST_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """The best token of one part of a row: under the noise, or by its logit where the row is greedy."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     heat = tl.load(temperature + row)
     key = _row_key(tl.load(seeds + row), tl.load(positions + row))
-    share = tl.cdiv(tl.cdiv(vocab_size, PARTS), BLOCK) * BLOCK
+    share = tl.cdiv(tl.cdiv(vocab_size, tl.num_programs(1)), BLOCK) * BLOCK
     begin = part * share
     end = tl.minimum(begin + share, vocab_size)
     source = logits + row * logits_stride
-    best, token, top = -float("inf"), begin, -float("inf")
+    best, token = -float("inf"), begin
     for first in range(begin, end, BLOCK):
         number = first + tl.arange(0, BLOCK)
         logit = tl.load(source + number, mask=number < end, other=-float("inf"))
+        group = first // GROUP + tl.arange(0, BLOCK // GROUP)
+        peak = tl.max(tl.reshape(logit, [BLOCK // GROUP, GROUP]), axis=1)
+        tl.store(peaks + row * groups + group, peak, mask=group < groups)
         if heat > 0:
-            score = _scaled(logit, heat)
-            top = tl.maximum(top, tl.max(score, axis=0))
-            score += _gumbel(key, number)
+            best, token = _draw(logit, heat, key, number, best, token)
         else:
-            score = logit
-        most, where = tl.max(score, axis=0, return_indices=True)
-        better = most > best
-        token = tl.where(better, first + where, token)
-        best = tl.where(better, most, best)
-    tl.store(drawn + row * PARTS + part, best)
-    tl.store(tokens + row * PARTS + part, token)
-    tl.store(highest + row * PARTS + part, top)
+            most, where = tl.max(logit, axis=0, return_indices=True)
+            better = most > best
+            token = tl.where(better, first + where, token)
+            best = tl.where(better, most, best)
+    # A part without tokens stands behind all others.
+    tl.store(drawn + row * MOST_PARTS + part, best)
+    tl.store(tokens + row * MOST_PARTS + part, tl.minimum(token, vocab_size - 1))
 
 
 @triton.jit
@@ -130,128 +153,199 @@ def accept_kernel(
     positions,
     drawn,
     tokens,
-    highest,
+    peaks,
+    room,
     out,
     logits_stride,
     vocab_size,
-    PARTS: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr,
+    groups,
+    parts,
+    MOST_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
 ):
-    """Merge the parts of a row, and draw again until the token is one that the filters leave."""
+    """Merge the parts of a row, and find the token that the filters leave."""
     row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, BLOCK_PARTS)
-    inside = part < PARTS
-    best = tl.load(drawn + row * PARTS + part, mask=inside, other=-float("inf"))
+    part = tl.arange(0, MOST_PARTS)
+    best = tl.load(drawn + row * MOST_PARTS + part, mask=part < parts, other=-float("inf"))
     _, where = tl.max(best, axis=0, return_indices=True)
-    token = tl.load(tokens + row * PARTS + where)
+    token = tl.load(tokens + row * MOST_PARTS + where)
     heat = tl.load(temperature + row)
     k, p, least_p = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
-    k = tl.where(k >= vocab_size, 0, k)
+    k = tl.where(k >= vocab_size, 0, k).to(tl.int32)
     if heat > 0 and (k > 0 or p < 1 or least_p > 0):
         source = logits + row * logits_stride
         key = _row_key(tl.load(seeds + row), tl.load(positions + row))
-        top = tl.max(tl.load(highest + row * PARTS + part, mask=inside, other=-float("inf")), axis=0)
+        number = tl.arange(0, BLOCK_GROUPS)
+        peak = tl.load(peaks + row * groups + number, mask=number < groups, other=-float("inf"))
+        top = tl.max(peak, axis=0)
         least = tl.full([], -float("inf"), tl.float32)
         if least_p > 0:
-            least = top + tl.log(least_p)
-        mass = 0.0
-        if p < 1:
-            floor = tl.full([], -float("inf"), tl.float32)
-            if k > 0:
-                floor = _kth_score(source, vocab_size, heat, k, BLOCK)
-            mass = p * _mass(source, vocab_size, heat, top, floor, BLOCK)
-        accepted = heat <= 0
-        while not accepted:
-            score = _scaled(tl.load(source + token), heat)
-            higher, before = _standing(source, vocab_size, heat, top, score, token, BLOCK)
-            accepted = (k <= 0) | (higher < k)
-            accepted = accepted & ((p >= 1) | (before < mass)) & (score >= least)
-            # The first token of the order always stays; a NaN accepts nothing and must not loop for ever.
-            accepted = accepted | (score >= top) & (before <= 0) | (score != score) | (top != top)
-            if not accepted:
-                again = _redraw(source, vocab_size, heat, key, score, token, BLOCK)
-                accepted = again < 0
-                token = tl.where(accepted, token, again)
+            least = top + tl.log(least_p) * heat
+        count = CANDIDATES + 1
+        if k > 0 and k <= groups:
+            bound = _kth(peak, number < groups, k)
+            count = _collect(source, vocab_size, bound, room + row * CANDIDATES, BLOCK, CANDIDATES)
+        if count <= CANDIDATES:
+            token = _draw_from(source, room + row * CANDIDATES, count, heat, key, k, p, least, top, CANDIDATES)
+        else:
+            token = _draw_again(source, vocab_size, heat, key, k, p, least, top, token, BLOCK)
     tl.store(out + row, token.to(tl.int64))
 
 
 @triton.jit
-def _scaled(logit, heat):
-    # Rounded as torch divides: an approximate quotient would order tokens otherwise.
-    return tl.math.div_rn(logit, heat)
+def _draw(logit, heat, key, number, best, token):
+    """The better of `token` and the best of a block under the noise.
 
-
-@triton.jit
-def _standing(source, vocab_size, heat, top, score, token, BLOCK: tl.constexpr):
-    """How many tokens score higher than `token`, and the mass of those before it in the order."""
-    higher = tl.zeros([BLOCK], tl.int32)
-    before = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, vocab_size, BLOCK):
-        number = first + tl.arange(0, BLOCK)
-        other = _scaled(tl.load(source + number, mask=number < vocab_size, other=-float("inf")), heat)
-        higher += (other > score).to(tl.int32)
-        earlier = (other > score) | ((other == score) & (number < token))
-        before += tl.where(earlier, tl.exp(other - top), 0.0)
-    return tl.sum(higher, axis=0), tl.sum(before, axis=0)
-
-
-@triton.jit
-def _mass(source, vocab_size, heat, top, floor, BLOCK: tl.constexpr):
-    """Sum of exp(score - top) over the scores from `floor` on."""
-    mass = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, vocab_size, BLOCK):
-        number = first + tl.arange(0, BLOCK)
-        score = _scaled(tl.load(source + number, mask=number < vocab_size, other=-float("inf")), heat)
-        mass += tl.where(score >= floor, tl.exp(score - top), 0.0)
-    return tl.sum(mass, axis=0)
-
-
-@triton.jit
-def _redraw(source, vocab_size, heat, key, score, token, BLOCK: tl.constexpr):
-    """The token that is best under the noise among those before `token` in the order; -1 where there is none."""
-    best, found = -float("inf"), -1
-    for first in range(0, vocab_size, BLOCK):
-        number = first + tl.arange(0, BLOCK)
-        other = _scaled(tl.load(source + number, mask=number < vocab_size, other=-float("inf")), heat)
-        earlier = (other > score) | ((other == score) & (number < token))
-        noisy = tl.where(earlier, other + _gumbel(key, number), -float("inf"))
+    Noise is at most -log(u) of its uniform number u. So a token can win only where u < exp(score - best), and most
+    blocks have none: they are spared the logarithms.
+    """
+    u = _uniform(key, number)
+    may_win = u < tl.exp(logit / heat - best) * 1.01
+    if tl.max(may_win.to(tl.int32), axis=0) > 0:
+        # Rounded as torch divides.
+        noisy = tl.where(may_win, tl.math.div_rn(logit, heat) + _gumbel(u), -float("inf"))
         most, where = tl.max(noisy, axis=0, return_indices=True)
+        winner = tl.max(tl.where(tl.arange(0, number.shape[0]) == where, number, -1), axis=0)
         better = most > best
-        found = tl.where(better, first + where, found)
+        token = tl.where(better, winner, token)
         best = tl.where(better, most, best)
-    return found
+    return best, token
 
 
 @triton.jit
-def _kth_score(source, vocab_size, heat, k, BLOCK: tl.constexpr):
-    """The k-th highest score, found eight bits at a time from the highest on."""
+def _draw_again(source, vocab_size, heat, key, k, p, least, top, token, BLOCK: tl.constexpr):
+    """Ask `token`, and draw among those before it in the order until one is in the head."""
+    floor = tl.full([], -float("inf"), tl.float32)
+    if k > 0:
+        floor = _kth_of_all(source, vocab_size, k, BLOCK)
+    least = tl.maximum(least, floor)
+    accepted = heat <= 0
+    while not accepted:
+        logit = tl.load(source + token)
+        # A draw below `least` is refused without counting.
+        is_low = logit < least
+        before = top * 0.0
+        total = before
+        if p < 1 and not is_low:
+            before, total = _mass(source, vocab_size, heat, top, floor, logit, token, BLOCK)
+        accepted = (not is_low) & ((p >= 1) | (before < p * total) | (before <= 0))
+        # What is no number accepts nothing, and must not loop for ever.
+        accepted = accepted | (logit != logit) | (top != top) | (top == float("inf"))
+        if not accepted:
+            best, again = -float("inf"), -1
+            for first in range(0, vocab_size, BLOCK):
+                number = first + tl.arange(0, BLOCK)
+                other = tl.load(source + number, mask=number < vocab_size, other=-float("inf"))
+                earlier = (other > logit) | ((other == logit) & (number < token))
+                other = tl.where(earlier & (other >= least), other, -float("inf"))
+                best, again = _draw(other, heat, key, number, best, again)
+            accepted = again < 0
+            token = tl.where(accepted, token, again)
+    return token
+
+
+@triton.jit
+def _mass(source, vocab_size, heat, top, floor, logit, token, BLOCK: tl.constexpr):
+    """Sums of exp(score - top): of the tokens before `token` in the order, and of all from `floor` on."""
+    before = tl.zeros([BLOCK], tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    scale = 1 / heat
+    for first in range(0, vocab_size, BLOCK):
+        number = first + tl.arange(0, BLOCK)
+        other = tl.load(source + number, mask=number < vocab_size, other=-float("inf"))
+        mass = tl.where(other >= floor, tl.exp((other - top) * scale), 0.0)
+        earlier = (other > logit) | ((other == logit) & (number < token))
+        before += tl.where(earlier, mass, 0.0)
+        total += mass
+    return tl.sum(before, axis=0), tl.sum(total, axis=0)
+
+
+@triton.jit
+def _collect(source, vocab_size, bound, room, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr):
+    """Write the tokens whose logits reach `bound` to `room`, in order of id; returns how many there are."""
+    count = 0
+    for first in range(0, vocab_size, BLOCK):
+        number = first + tl.arange(0, BLOCK)
+        reached = tl.load(source + number, mask=number < vocab_size, other=-float("inf")) >= bound
+        reached = reached & (number < vocab_size)
+        found = tl.sum(reached.to(tl.int32), axis=0)
+        if found > 0:
+            place = count + tl.cumsum(reached.to(tl.int32), axis=0) - 1
+            tl.store(room + place, number, mask=reached & (place < CANDIDATES))
+        count += found
+    tl.debug_barrier()
+    return count
+
+
+@triton.jit
+def _draw_from(source, room, count, heat, key, k, p, least, top, CANDIDATES: tl.constexpr):
+    """Filter the candidates in `room`, and draw."""
+    place = tl.arange(0, CANDIDATES)
+    inside = place < count
+    number = tl.load(room + place, mask=inside, other=0)
+    logit = tl.load(source + number, mask=inside, other=-float("inf"))
+    inside = inside & (logit >= _kth(logit, inside, k))
+    mass = tl.where(inside, tl.exp((logit - top) / heat), 0.0)
+    total = tl.sum(mass, axis=0)
+    u = _uniform(key, number)
+    noisy = tl.where(inside & (logit >= least), tl.math.div_rn(logit, heat) + _gumbel(u), -float("inf"))
+    token = -1
+    accepted = heat <= 0
+    while not accepted:
+        most, where = tl.max(noisy, axis=0, return_indices=True)
+        token = tl.sum(tl.where(place == where, number, 0), axis=0)
+        chosen = tl.max(tl.where(place == where, logit, -float("inf")), axis=0)
+        earlier = (logit > chosen) | ((logit == chosen) & (number < token))
+        before = tl.sum(tl.where(earlier, mass, 0.0), axis=0)
+        accepted = (p >= 1) | (before < p * total) | (before <= 0) | (most == -float("inf")) | (total != total)
+        noisy = tl.where(earlier, noisy, -float("inf"))
+    return token
+
+
+@triton.jit
+def _kth(value, inside, k):
+    """The k-th highest of the values inside, by halving the range of their bits."""
+    order = tl.where(inside, _ordered_bits(value), 0)
     found = tl.full([], 0, tl.uint32)
-    digit = tl.arange(0, 256)
-    for step in tl.static_range(4):
-        shift = 24 - 8 * step
-        counts = tl.zeros([256], tl.int32)
+    bit = tl.full([], 0x80000000, tl.uint32)
+    for _ in range(32):
+        trial = found | bit
+        bit = bit >> 1
+        reached = tl.sum((inside & (order >= trial)).to(tl.int32), axis=0)
+        found = tl.where(reached >= k, trial, found)
+    return _value_of(found)
+
+
+@triton.jit
+def _kth_of_all(source, vocab_size, k, BLOCK: tl.constexpr):
+    """The k-th highest logit of a row, likewise."""
+    found = tl.full([], 0, tl.uint32)
+    bit = tl.full([], 0x80000000, tl.uint32)
+    for _ in range(32):
+        trial = found | bit
+        bit = bit >> 1
+        counts = tl.zeros([BLOCK], tl.int32)
         for first in range(0, vocab_size, BLOCK):
             number = first + tl.arange(0, BLOCK)
             logit = tl.load(source + number, mask=number < vocab_size, other=-float("inf"))
-            bits = _ordered_bits(_scaled(logit, heat))
-            alike = number < vocab_size
-            if step > 0:
-                alike = alike & ((bits >> (shift + 8)) == (found >> (shift + 8)))
-            counts += tl.histogram(((bits >> shift) & 255).to(tl.int32), 256, mask=alike)
-        at_least = tl.cumsum(counts, axis=0, reverse=True)
-        chosen = tl.max(tl.where(at_least >= k, digit, 0), axis=0)
-        k -= tl.sum(tl.where(digit > chosen, counts, 0), axis=0)
-        found = found | (chosen.to(tl.uint32) << shift)
-    raw = tl.where(found >= 0x80000000, found ^ 0x80000000, found ^ 0xFFFFFFFF)
-    return raw.to(tl.float32, bitcast=True)
+            counts += ((number < vocab_size) & (_ordered_bits(logit) >= trial)).to(tl.int32)
+        found = tl.where(tl.sum(counts, axis=0) >= k, trial, found)
+    return _value_of(found)
 
 
 @triton.jit
-def _ordered_bits(score):
+def _ordered_bits(value):
     """Unsigned numbers in the order of the floats."""
-    bits = score.to(tl.uint32, bitcast=True)
+    bits = value.to(tl.uint32, bitcast=True)
     return bits ^ tl.where(bits >= 0x80000000, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
+
+
+@triton.jit
+def _value_of(order):
+    bits = tl.where(order >= 0x80000000, order ^ 0x80000000, order ^ 0xFFFFFFFF)
+    return bits.to(tl.uint32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -260,11 +354,15 @@ def _row_key(seed, position):
 
 
 @triton.jit
-def _gumbel(key, number):
-    """The noise of `noise.gumbel_noise` for token ids `number`; its bits are the same, its logarithms nearly so."""
+def _uniform(key, number):
+    """The uniform numbers of `noise.gumbel_noise` for token ids `number`, bit for bit."""
     bits = _mix(key + (number.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15)
-    u = tl.minimum(((bits >> 24).to(tl.float32) + 0.5) * 9.094947017729282e-13, 1 - 5.960464477539063e-08)
-    # -log(1 - u), by its series where 1 - u would lose the digits of u.
+    return tl.minimum(((bits >> 24).to(tl.float32) + 0.5) * 9.094947017729282e-13, 1 - 5.960464477539063e-08)
+
+
+@triton.jit
+def _gumbel(u):
+    """-log(-log(1 - u)); the inner logarithm by its series where 1 - u would lose the digits of u."""
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u * (1 / 6 + u * (1 / 7)))))))
     return -tl.log(tl.where(u < 0.0625, series, -tl.log(1 - u)))
 
