@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,9 +19,14 @@ import httpx
 import openai
 import pytest
 
-from tokenspeed.runtime.config import Config, ModelOptions, ReloadOptions
+from tokenspeed.runtime.config import Config, ModelOptions, ReloadOptions, SchedulerOptions, ServeOptions
 
-CONFIG = Config(model=ModelOptions(model="echo"), reload=ReloadOptions(allow_reload_forward=True))
+CONFIG = Config(
+    model=ModelOptions(model="echo"),
+    reload=ReloadOptions(allow_reload_forward=True),
+    scheduler=SchedulerOptions(max_num_seqs=4, max_queued_requests=0),
+    serve=ServeOptions(report_generation=True),
+)
 SMG = Path(sys.executable).with_name("smg")
 
 
@@ -118,7 +124,6 @@ def test_a_client_that_goes_away_ends_the_engine_s_request(
     [
         ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty must be between 0.01 and 100"),
         ({"extra_body": {"stop_token_ids": [5000]}}, "stop_token_ids has the token id 5000"),
-        ({"response_format": {"type": "json_object"}}, "does not support structured output"),
     ],
 )
 def test_what_cannot_be_served_is_a_400_with_the_sentence(
@@ -163,6 +168,29 @@ def test_logprobs_without_likeliest_tokens(client: openai.OpenAI, stream: bool) 
     content = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
     assert [entry.token for entry in content] == list("hello")
     assert all(entry.top_logprobs == [] for entry in content)
+
+
+def test_more_requests_than_may_wait_are_a_429(client: openai.OpenAI, eventually: Callable[..., Any]) -> None:
+    streams = [chat(client, "hello", stream=True, extra_body={"ignore_eos": True}) for _ in range(4)]
+    for stream in streams:
+        next(iter(stream))
+    with pytest.raises(openai.RateLimitError, match="4 open requests and takes 4; try again later"):
+        chat(client, "hello")
+    for stream in streams:
+        stream.close()
+
+    def is_served() -> bool:
+        with contextlib.suppress(openai.RateLimitError):
+            return bool(chat(client, "hello").choices)
+        return False
+
+    assert eventually(is_served)
+
+
+def test_the_generation_is_told_with_the_weight_version(url: str) -> None:
+    reply = httpx.post(f"{url}/generate", json={"model": "echo", "text": "hello"})
+    (answer,) = reply.json()
+    assert re.fullmatch(r"default\+g\d+", answer["meta_info"]["weight_version"])
 
 
 def test_logprobs_of_the_prompt_are_not_implemented(url: str) -> None:
