@@ -129,9 +129,7 @@ def _logprobs(request: pb.GenerateRequest) -> int | None:
     if not 0 <= top <= MOST_TOP_LOGPROBS:
         raise RequestError(f"top_logprobs_num must be between 0 and {MOST_TOP_LOGPROBS}, not {top}")
     if not request.return_logprob:
-        if top:
-            raise RequestError("top_logprobs_num needs return_logprob; set that too, or leave it out")
-        return None
+        return None  # the gateway sends numbers of likeliest tokens for its Responses API without asking for any
     if request.logprob_start_len >= 0 and request.HasField("logprob_start_len"):
         raise UnsupportedCall(
             "replies have no field for log-probabilities of the prompt; leave logprob_start_len out, "

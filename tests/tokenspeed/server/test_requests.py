@@ -203,14 +203,13 @@ def test_what_replies_have_no_field_for_is_no_call_of_this_server() -> None:
             accept(sent)
 
 
-def test_numbers_of_top_logprobs_that_cannot_be_are_refused() -> None:
+def test_numbers_of_top_logprobs_that_cannot_be_are_refused_and_alone_they_ask_for_nothing() -> None:
     for top in (-1, 129, 2**31 - 1):
         with pytest.raises(RequestError, match="top_logprobs_num must be between 0 and 128"):
             accept(with_logprobs(top_logprobs_num=top))
     sent = request()
     sent.top_logprobs_num = 3
-    with pytest.raises(RequestError, match="needs return_logprob"):
-        accept(sent)
+    assert accept(sent).answers[0].logprobs is None
 
 
 def test_several_answers_differ_in_their_seeds_alone() -> None:
