@@ -35,9 +35,10 @@ class Scrape(dict[tuple[str, tuple[tuple[str, str], ...]], float]):
         return self[name, tuple(sorted(labels.items()))]
 
 
-@pytest.fixture
-def server(tiny_model: Path, tmp_path: Path) -> Iterator[Server]:
-    server = Server(str(tiny_model), *SMALL, overlay=tmp_path / "overlay", log=tmp_path / "log").start()
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("metrics")
+    server = Server(str(tiny_model), *SMALL, overlay=folder / "overlay", log=folder / "log").start()
     yield server
     server.stop()
 
@@ -75,7 +76,7 @@ def test_every_request_and_reload_is_counted(server: Server) -> None:
     assert 0 < parts <= grown("vllm:e2e_request_latency_seconds_sum") + 1e-6
     assert grown("tokenspeed:reloads_total", result="success") == 1
     assert grown("tokenspeed:reloads_total", result="failed") == 1
-    assert after.get_one("tokenspeed:generation") == 1
+    assert after.get_one("tokenspeed:generation") == server.reload_status()["generation"] == 1
     for phase in ("drain", "read", "patch", "warm", "graphs", "total"):
         assert grown("tokenspeed:reload_phase_seconds_count", phase=phase) == 1
     assert after.get_one("tokenspeed:startup_seconds", phase="load") > 0
