@@ -12,7 +12,7 @@ FORWARD_PACKAGES = (
 WATCHED_PACKAGES = ("tokenspeed.runtime", "tokenspeed_kernel")
 """Where an edit is noticed; outside the forward packages it is reported as needing a restart."""
 
-BUILDS_ONCE = ("materialize", "slots", "load")
+BUILDS_ONCE = ("materialize", "slots", "load", "process")
 """Functions of the forward packages that run at start-up only: an edit is patched, what they built stays."""
 
 START_UP_MODULES = (

@@ -10,6 +10,7 @@ import torch
 from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.graphs.base import GraphKind
+from tokenspeed.runtime.models.base import CausalLM
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ class MemoryUse:
         return f"{gib(self.total)} in all, {parts}"
 
 
-def check_weights_fit(model: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+def check_weights_fit(model: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse a model whose weights alone are more than what is free.
 
     Raises:
         ResourceError: naming both.
     """
-    needed = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    needed = model.weight_bytes(dtype)
     free, _ = torch.cuda.mem_get_info(device)
     if needed > free:
         raise ResourceError(

@@ -32,6 +32,9 @@ class WeightSlot:
 class Layer(nn.Module):
     """A module that holds weights or kernels. Building it only stores; the weights start on meta."""
 
+    fixed_types: tuple[str, ...] = ()
+    """Parameters that keep the type of the checkpoint, whatever type the model computes in."""
+
     def plan(self, device: torch.device, dtype: torch.dtype) -> None:
         """Choose kernels and build tables for `device` and `dtype`; may run again."""
 
@@ -46,10 +49,13 @@ class Layer(nn.Module):
         place = self.get_parameter(slot.parameter).narrow(slot.dim, slot.offset, length)
         place.copy_(tensor.narrow(slot.dim, slot.start, length))
 
+    def process(self) -> None:
+        """Bring loaded weights into the form that the kernels want: once after loading, not at a reload."""
 
-def empty_parameter(*shape: int) -> nn.Parameter:
+
+def empty_parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
     """A parameter that takes no memory yet."""
-    return nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
 
 
 def divide(total: int, parts: int, what: str) -> int:

@@ -14,7 +14,7 @@ _SEED_BYTES = 7  # torch takes 64-bit seeds with sign
 def dummy_weights(
     shapes: Mapping[str, tuple[int, ...]], seed: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every weight of `shapes` as (name, full tensor on `device`): normal with deviation 0.02, norms 1.
+    """Every weight of `shapes` as (name, full tensor on `device`): normal with deviation 0.02, norms and scales 1.
 
     A tensor follows from `seed`, its name and its shape alone, so that the model is the same however it is
     sharded. CPU and GPU draw different numbers.
@@ -22,7 +22,7 @@ def dummy_weights(
     generator = torch.Generator(device)
     for name, shape in shapes.items():
         tensor = torch.empty(shape, dtype=dtype, device=device)
-        if name.endswith("norm.weight"):
+        if name.endswith(("norm.weight", "weight_scale_inv")):
             yield name, tensor.fill_(1.0)
             continue
         digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()

@@ -13,6 +13,7 @@ from tokenspeed.errors import ModelError
 from tokenspeed.runtime.loader.layout import INDEX, SINGLE
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_FP8 = torch.float8_e4m3fn
 Shards = Mapping[Path, frozenset[str] | None]
 """Each file with the names that the index expects in it; None takes what is there."""
 
@@ -41,24 +42,25 @@ def find_shards(directory: Path) -> Shards:
     return {path: frozenset(names[path]) for path in sorted(names)}
 
 
-def safetensors_weights(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def safetensors_weights(directory: Path, block_fp8: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
     """Every weight as (name, full tensor), file by file in the order of the bytes.
 
-    The tensors are views of the mapped file: what is not used is not read.
+    With `block_fp8` the weights of linear layers have to be float8, and else no weight may be. The tensors are views
+    of the mapped file: what is not used is not read.
 
     Raises:
         ModelError: for a file that is damaged or lacks a tensor, or a type that is not supported.
     """
     for path, expected in find_shards(directory).items():
         try:
-            yield from _read(path, expected)
+            yield from _read(path, expected, block_fp8)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is damaged ({error}); download it again") from error
         except RuntimeError as error:  # torch could not map it
             raise ModelError(f"{path} cannot be mapped ({error}); free memory or use smaller shards") from error
 
 
-def _read(path: Path, expected: frozenset[str] | None) -> Iterator[tuple[str, torch.Tensor]]:
+def _read(path: Path, expected: frozenset[str] | None, block_fp8: bool) -> Iterator[tuple[str, torch.Tensor]]:
     with safe_open(path, framework="pt", device="cpu") as file:
         names = file.offset_keys()
         if expected is not None and (missing := sorted(expected - set(names))):
@@ -67,6 +69,9 @@ def _read(path: Path, expected: frozenset[str] | None) -> Iterator[tuple[str, to
             if expected is not None and name not in expected:
                 continue
             tensor = file.get_tensor(name)
-            if tensor.dtype not in _DTYPES:
+            if block_fp8 and name.endswith("_proj.weight"):
+                if tensor.dtype != _FP8:
+                    raise ModelError(f"{path} has {name} as {tensor.dtype}, not fp8 as config.json; download it again")
+            elif tensor.dtype not in _DTYPES:
                 raise ModelError(f"{path} has {name} as {tensor.dtype}; use a bfloat16 checkpoint")
             yield name, tensor

@@ -48,4 +48,4 @@ def checkpoint_weights(source: ModelSource, device: torch.device) -> Iterator[tu
     """
     if source.format == "gguf":
         return gguf_weights(open_gguf(source.path), source.config, device)
-    return safetensors_weights(source.path)
+    return safetensors_weights(source.path, source.config.block_fp8)

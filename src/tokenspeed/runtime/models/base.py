@@ -40,8 +40,20 @@ class CausalLM(nn.Module, ABC):
             layer.plan(device, dtype)
 
     def materialize(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Give every parameter memory of `dtype` on `device`, uninitialised."""
-        self.to(dtype).to_empty(device=device)
+        """Give every parameter memory of `dtype`, or of the type that it keeps, on `device`, uninitialised."""
+        for _, layer in self.named_layers():
+            for name, parameter in list(layer.named_parameters(recurse=False)):
+                kind = parameter.dtype if name in layer.fixed_types else dtype
+                memory = torch.empty(parameter.shape, dtype=kind, device=device)
+                setattr(layer, name, nn.Parameter(memory, requires_grad=False))
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """Memory that `materialize` takes."""
+        return sum(
+            parameter.numel() * (parameter.dtype if name in layer.fixed_types else dtype).itemsize
+            for _, layer in self.named_layers()
+            for name, parameter in layer.named_parameters(recurse=False)
+        )
 
     def weight_slots(self) -> dict[str, tuple[Layer, WeightSlot]]:
         """The checkpoint tensors that this model needs, by name, each with the layer that takes it."""
@@ -74,6 +86,8 @@ class CausalLM(nn.Module, ABC):
                 unknown.append(name)
         _refuse("the checkpoint lacks weights that the model needs", list(missing), self.config.architecture)
         _refuse("the checkpoint has weights that the model does not know", unknown, self.config.architecture)
+        for _, layer in self.named_layers():
+            layer.process()
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint tensor that no layer takes is no error."""

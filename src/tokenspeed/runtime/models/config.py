@@ -49,6 +49,8 @@ class ModelConfig:
     pad_token_id: int | None = None
     torch_dtype: str = "float32"
     """Type of the checkpoint's weights: float32, bfloat16 or float16."""
+    block_fp8: bool = False
+    """The weights of linear layers are float8 with a scale for each block; those of embeddings and norms are not."""
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> ModelConfig:
@@ -83,6 +85,7 @@ class ModelConfig:
             bos_token_id=next(iter(_token_ids(raw.get("bos_token_id"))), None),
             pad_token_id=next(iter(_token_ids(raw.get("pad_token_id"))), None),
             torch_dtype=_dtype(raw),
+            block_fp8=_block_fp8(raw),
         )
 
     def local_kv_heads(self, ranks: int) -> int:
@@ -117,15 +120,33 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "an unnamed method")
-        raise ModelError(f"the checkpoint is quantised with {method}; use an unquantised one or a GGUF file")
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelError(f"config.json has hidden_act {activation}; only models with silu are supported")
     kinds = raw.get("layer_types") or ()
     if raw.get("use_sliding_window") or any(kind != "full_attention" for kind in kinds):
         raise ModelError("config.json asks for attention in a sliding window; only full attention is supported")
+
+
+def _block_fp8(raw: Mapping[str, Any]) -> bool:
+    """Whether the linear layers are float8 with a scale for each block of 128 by 128; other forms are refused."""
+    form = raw.get("quantization_config")
+    if not form:
+        return False
+    method = form.get("quant_method", "an unnamed method")
+    if method != "fp8":
+        raise ModelError(f"the checkpoint is quantised with {method}; use an unquantised one, block-scaled fp8 or GGUF")
+    if list(form.get("weight_block_size") or ()) != [128, 128] or form.get("fmt", "e4m3") != "e4m3":
+        raise ModelError(
+            f"the checkpoint has fp8 weights in blocks of {form.get('weight_block_size')}; "
+            "use one with e4m3 in blocks of 128 by 128, or an unquantised one"
+        )
+    dense = [name for name in form.get("modules_to_not_convert") or () if str(name).endswith("_proj")]
+    if dense:
+        raise ModelError(
+            f"the checkpoint leaves {dense[0]} unquantised; use one whose linear layers all are fp8, or none"
+        )
+    return True
 
 
 def _heads(raw: Mapping[str, Any], hidden_size: int) -> tuple[int, int, int]:

@@ -37,9 +37,10 @@ class LlamaAttention(nn.Module):
             config.num_kv_heads,
             config.attention_bias,
             group,
+            config.block_fp8,
         )
         self.o_proj = RowParallelLinear(
-            config.num_heads * config.head_dim, config.hidden_size, config.attention_bias, group
+            config.num_heads * config.head_dim, config.hidden_size, config.attention_bias, group, config.block_fp8
         )
         self.rotary = rotary
         self.attention = PagedAttention(index, config.head_dim)
@@ -63,9 +64,12 @@ class LlamaMLP(nn.Module):
             config.mlp_bias,
             group,
             sources=("gate_proj", "up_proj"),
+            block_fp8=config.block_fp8,
         )
         self.activation = SiluAndMul()
-        self.down_proj = RowParallelLinear(config.intermediate_size, config.hidden_size, config.mlp_bias, group)
+        self.down_proj = RowParallelLinear(
+            config.intermediate_size, config.hidden_size, config.mlp_bias, group, config.block_fp8
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`hidden` to its shape, summed over the ranks."""

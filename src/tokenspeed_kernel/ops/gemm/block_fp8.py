@@ -12,6 +12,11 @@ BLOCK = 128
 DTYPE = torch.float8_e4m3fn
 
 
+def blocks(size: int) -> int:
+    """Blocks that rows or columns take."""
+    return -(-size // BLOCK)
+
+
 def process(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """Weights as the kernels want them, from those of a checkpoint.
 

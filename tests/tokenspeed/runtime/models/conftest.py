@@ -135,3 +135,9 @@ def make_ranks() -> Callable[..., tuple[Runner, list[Runner]]]:
 @pytest.fixture
 def make_row() -> type[Row]:
     return Row
+
+
+@pytest.fixture
+def make_runner() -> Callable[..., Runner]:
+    """`make_runner(model)` steps a model that is loaded and planned."""
+    return Runner

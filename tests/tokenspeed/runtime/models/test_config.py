@@ -72,6 +72,9 @@ def test_a_configuration_object_says_the_same_as_its_file() -> None:
     assert ModelConfig.from_hf(scaled.to_dict()) == read(rope_scaling=LLAMA3)
 
 
+BLOCK_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_qwen3_configuration(tied: bool) -> None:
     from transformers import Qwen3Config
@@ -127,6 +130,11 @@ def test_the_base_in_rope_parameters_wins() -> None:
         ({"use_sliding_window": True}, "attention in a sliding window; only full attention"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "attention in a sliding window"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq; use an unquantised one"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8 weights in blocks of None; use one with e4m3"),
+        (
+            {"quantization_config": {**BLOCK_FP8, "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.up_proj"]}},
+            "leaves model.layers.0.mlp.up_proj unquantised",
+        ),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
             "type yarn; supported are default, linear, llama3",
