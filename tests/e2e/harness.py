@@ -58,6 +58,10 @@ class Server:
     def start(self) -> Server:
         """Start and wait until the ready line is there; an early end fails with the log."""
         self.launch()
+        return self.wait_until_ready()
+
+    def wait_until_ready(self) -> Server:
+        """Wait for the ready line of a server that was launched."""
         deadline = time.monotonic() + START_TIMEOUT
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

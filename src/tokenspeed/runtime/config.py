@@ -209,6 +209,9 @@ class ServeOptions:
         False, "tell the number of the reload that computed an answer with its weight version, as in default+g3"
     )
     drain_timeout: float = option(30.0, "seconds that running requests get to finish at a stop", metavar="SECONDS")
+    health_timeout: float = option(
+        30.0, "seconds without a sign of life of a rank after which the server calls itself unhealthy"
+    )
     log_level: str = option("info", "least severe message to print", choices=("debug", "info", "warning", "error"))
     nvtx: bool = option(
         False,
@@ -263,6 +266,8 @@ def validate(config: Config) -> None:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
     if not 0 <= config.serve.drain_timeout <= LARGEST:
         raise ConfigError(f"--drain-timeout must be between 0 and {LARGEST} seconds")
+    if not 0 < config.serve.health_timeout <= LARGEST:
+        raise ConfigError(f"--health-timeout must be above 0 and at most {LARGEST} seconds")
     if not -(2**63) <= config.model.seed < 2**64:
         raise ConfigError("--seed must fit into 64 bits")
     for flag, port in (("--port", config.serve.port), ("--rl-control-port", config.control.rl_control_port)):

@@ -112,6 +112,16 @@ class ForgetGrammar(Message, frozen=True):
     key: int
 
 
+class WatchCache(Message, frozen=True):
+    """Tell what the prefix index holds, in a `CacheSnapshot` with this `watch`, and from then on what changes in it."""
+
+    watch: int
+
+
+class UnwatchCache(Message, frozen=True):
+    """Nobody wants to hear of the prefix index any more."""
+
+
 class Abort(Message, frozen=True):
     """End a request wherever it is; unknown ids are ignored, since it may just have finished."""
 
@@ -174,6 +184,10 @@ class StopProfile(ControlCall, frozen=True):
     """End the profile; answered once every rank has written its files."""
 
 
+class Ping(Message, frozen=True):
+    """Every rank answers with a `Pong`, between two steps."""
+
+
 class Stop(Message, frozen=True):
     """Leave the loop after the entry that runs; what is still held or running is dropped by the front."""
 
@@ -183,6 +197,8 @@ ToEngine = (
     | LoadGrammars
     | DefineGrammar
     | ForgetGrammar
+    | WatchCache
+    | UnwatchCache
     | Abort
     | Reload
     | Pause
@@ -190,6 +206,7 @@ ToEngine = (
     | FlushCache
     | StartProfile
     | StopProfile
+    | Ping
     | Stop
 )
 
@@ -309,11 +326,59 @@ class Outputs(Message, frozen=True):
     loads: Loads
 
 
+class CachedBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """One full KV block of the prefix index. Equal hashes mean equal tokens from the start, as far as 64 bits tell."""
+
+    block_hash: int
+    """Signed, 64 bits."""
+    token_ids: list[int]
+
+
+class BlocksStored(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Blocks that follow each other can be found from now on."""
+
+    parent: int | None
+    """Hash of the block before the first of them; None at the start of a prompt."""
+    blocks: list[CachedBlock]
+
+
+class BlocksRemoved(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Blocks can be found no longer."""
+
+    hashes: list[int]
+
+
+class CacheCleared(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """No block can be found any longer."""
+
+
+CacheEvent = BlocksStored | BlocksRemoved | CacheCleared
+
+
+class CacheSnapshot(Message, frozen=True):
+    """All that the prefix index holds, parents before children; the answer to the `WatchCache` of this `watch`."""
+
+    watch: int
+    stored: list[BlocksStored]
+
+
+class CacheEvents(Message, frozen=True):
+    """What changed in the prefix index since the last message of this kind, or since the snapshot."""
+
+    events: list[CacheEvent]
+
+
 class CallReply(Message, frozen=True):
     """The answer to a `ControlCall`: the JSON body, which has `success` and `message`."""
 
     call: int
     body: dict[str, Any]
+
+
+class Pong(Message, frozen=True):
+    """A rank is at work, or waits for some."""
+
+    rank: int
 
 
 class ReloadStatus(Message, frozen=True):
@@ -334,7 +399,7 @@ class Failed(Message, frozen=True):
     exit_code: int = 1
 
 
-ToFront = Starting | Ready | Admitted | Outputs | CallReply | ReloadStatus | Failed
+ToFront = Starting | Ready | Admitted | Outputs | CallReply | ReloadStatus | Failed | CacheSnapshot | CacheEvents | Pong
 
 
 # ---- what both sides work out alike ----

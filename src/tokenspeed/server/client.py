@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -20,6 +20,8 @@ from tokenspeed.grammar.definitions import Definitions
 from tokenspeed.runtime.protocol import (
     Abort,
     Admitted,
+    CacheEvents,
+    CacheSnapshot,
     CallReply,
     Continue,
     EngineInfo,
@@ -29,6 +31,8 @@ from tokenspeed.runtime.protocol import (
     Loads,
     Outputs,
     Pause,
+    Ping,
+    Pong,
     Ready,
     Reload,
     ReloadStatus,
@@ -41,17 +45,32 @@ from tokenspeed.runtime.protocol import (
     ToEngine,
     ToFront,
 )
+from tokenspeed.server.cache_events import CacheEventHub
 from tokenspeed.server.errors import EngineLost, EngineUnavailable, QueueFull
 from tokenspeed.server.journal import Entry, Journal
 from tokenspeed.server.metrics import Metrics, Timing
+from tokenspeed.server.progress import Progress
 from tokenspeed.server.streams import TokenStream
 
 log = logging.getLogger(__name__)
 
 AnyCall = Reload | Pause | Continue | FlushCache | StartProfile | StopProfile
 
+SLOW_CALLS = (StartProfile, StopProfile)
+"""Calls that keep the ranks from answering others."""
+
+WAITING_STATES = ("idle", "queued", "draining")
+"""States of a reload in which the ranks do their other work."""
+
 LONGEST_SOCKET_PATH = 107
 """Bytes of a Unix socket's address on Linux."""
+
+
+class OpenCall(NamedTuple):
+    """A control call whose reply is awaited."""
+
+    reply: asyncio.Future[dict[str, Any]]
+    slow: bool
 
 
 class EngineClient:
@@ -71,6 +90,8 @@ class EngineClient:
         *,
         most_open: int | None = None,
         report_generation: bool = False,
+        size: int = 1,
+        patience: float = 30.0,
         on_starting: Callable[[Starting], None],
         on_reload_status: Callable[[ReloadStatus], None],
         on_lost: Callable[[EngineLost], None],
@@ -85,12 +106,14 @@ class EngineClient:
         self._on_starting = on_starting
         self._on_reload_status = on_reload_status
         self._on_lost = on_lost
+        self._reload_state = "idle"
+        self.progress = Progress(size, patience, self._is_busy)
+        self.cache_events = CacheEventHub(self._send)
         self._streams: dict[str, tuple[TokenStream, Timing]] = {}
-        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._calls: dict[int, OpenCall] = {}
         self._call_numbers = itertools.count(1)
         self._closed: EngineUnavailable | None = None
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._changed = asyncio.Event()
         self._context = zmq.Context()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
@@ -152,7 +175,6 @@ class EngineClient:
             raise QueueFull(
                 f"the server has {len(self.journal)} open requests and takes {self._most_open}; try again later"
             )
-        self._quiet.clear()
         for entry, stream in zip(entries, streams, strict=True):
             self.journal.accept(entry)
             timing = Timing(time.monotonic(), len(entry.prompt), entry.sampling.max_new_tokens)
@@ -196,22 +218,30 @@ class EngineClient:
         self.check_open()
         number = next(self._call_numbers)
         reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._calls[number] = reply
-        self._quiet.clear()
+        self._calls[number] = OpenCall(reply, slow=kind in SLOW_CALLS)
         self._send(kind(call=number, **fields))
         try:
             return await reply
         finally:
             self._calls.pop(number, None)
-            self._note_quiet()
+            self._changed.set()
 
     def refuse(self, reason: EngineUnavailable) -> None:
         """Take no more requests and calls; those that run go on."""
         self._closed = self._closed or reason
 
-    async def quiet(self) -> None:
-        """Wait until no request and no call is open."""
-        await self._quiet.wait()
+    async def drained(self) -> None:
+        """Wait until no request and no call is open, or until a pause holds all requests that are."""
+        while self._calls or (self.journal and not self._holds_all()):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def keep_asking(self) -> None:
+        """Ask the ranks for signs of life, until cancelled."""
+        while True:
+            await asyncio.sleep(self.progress.interval)
+            self.progress.asked()
+            self._send(Ping())
 
     def stop(self) -> None:
         """Ask the ranks to leave."""
@@ -226,16 +256,19 @@ class EngineClient:
             self._metrics.finished("error", timing, time.monotonic())
         for entry in list(self.journal):
             self.journal.end(entry.request_id)
-        for reply in self._calls.values():
-            if not reply.done():
-                reply.set_exception(error)
+        for call in self._calls.values():
+            if not call.reply.done():
+                call.reply.set_exception(error)
+        self.cache_events.fail(error)
         if not self.info.done():
             self.info.cancel()
-        self._note_quiet()
+        self._changed.set()
 
     # ---- messages ----
 
     def _dispatch(self, message: ToFront) -> None:
+        self.progress.heard(message.rank if isinstance(message, Pong | Failed) else 0)
+        self._changed.set()
         match message:
             case Outputs():
                 self._take_loads(message.loads)
@@ -247,10 +280,15 @@ class EngineClient:
                     if held is not None:
                         held[1].admitted = now
             case CallReply():
-                reply = self._calls.get(message.call)
-                if reply is not None and not reply.done():
-                    reply.set_result(message.body)
+                call = self._calls.get(message.call)
+                if call is not None and not call.reply.done():
+                    call.reply.set_result(message.body)
+            case CacheSnapshot():
+                self.cache_events.take_snapshot(message)
+            case CacheEvents():
+                self.cache_events.take_events(message)
             case ReloadStatus():
+                self._reload_state = message.state
                 self._on_reload_status(message)
             case Starting():
                 self._on_starting(message)
@@ -275,7 +313,6 @@ class EngineClient:
                     self._abandon(output.request_id)
         if output.finish_reason is not None:
             self.journal.end(output.request_id)
-            self._note_quiet()
 
     def _take_loads(self, loads: Loads) -> None:
         self.loads = loads
@@ -285,9 +322,31 @@ class EngineClient:
         if self.journal.abandon(request_id) and not isinstance(self._closed, EngineLost):
             self._send(Abort(request_id=request_id))
 
-    def _note_quiet(self) -> None:
-        if not self.journal and not self._calls:
-            self._quiet.set()
+    def _holds_all(self) -> bool:
+        """Whether the engine is paused and nothing runs, so that nothing ends before somebody ends the pause."""
+        return self.loads.paused and not self.loads.running
+
+    def _is_busy(self) -> bool:
+        """Whether the ranks do something during which they do not answer."""
+        return self._reload_state not in WAITING_STATES or any(call.slow for call in self._calls.values())
+
+    def silence(self) -> float | None:
+        """Seconds for which rank 0 says nothing although it has work; None when it has none, or is held."""
+        held = self.loads.paused or self._reload_state != "idle"
+        return None if held or not self.journal else self.progress.silence
+
+    def pending_tokens(self) -> int:
+        """Tokens of the prompts of which no answer has begun."""
+        return sum(len(entry.prompt) for entry in self.journal if not entry.tokens)
+
+    def check_health(self) -> None:
+        """Refuse to call the engine healthy when it is not.
+
+        Raises:
+            EngineUnavailable: when it is starting, stopping, lost, or stands still.
+        """
+        self.check_open()
+        self.progress.check()
 
     def check_open(self) -> None:
         if self._closed is not None:

@@ -132,7 +132,7 @@ class ControlApp:
     async def health(self, _: Request) -> Response:
         """Whether requests are served; 503 with the reason while they are not. A reload that runs is no such reason."""
         try:
-            self._client.check_open()
+            self._client.check_health()
         except EngineUnavailable as error:
             return JSONResponse({"healthy": False, "message": str(error)}, status_code=503)
         return JSONResponse({"healthy": True, "message": ""})

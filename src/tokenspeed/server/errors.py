@@ -24,3 +24,7 @@ class EngineLost(EngineUnavailable):
         super().__init__(message)
         self.rank = rank
         self.exit_code = exit_code
+
+
+class SubscriberTooSlow(TokenSpeedError):
+    """A subscriber does not read what it subscribed to."""

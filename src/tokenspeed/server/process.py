@@ -81,6 +81,8 @@ class Front:
             metrics,
             most_open=most_open(config.scheduler),
             report_generation=config.serve.report_generation,
+            size=config.parallel.tensor_parallel_size,
+            patience=config.serve.health_timeout,
             on_starting=self._on_starting,
             on_reload_status=self._reloads.take,
             on_lost=self._on_lost,
@@ -135,9 +137,29 @@ class Front:
             control_url=self._control_url,
             info=msgspec.to_builtins(info),
         )
+        self._services.append(asyncio.create_task(self._client.keep_asking()))
+        self._services.append(asyncio.create_task(self._watch_health()))
         self._reading = asyncio.create_task(self._read_tokenizer(tokenizer_file))
         log.info("ready: %s, %d KV blocks of %d tokens", info.model_path, info.num_blocks, info.block_size)
         return True
+
+    async def _watch_health(self) -> None:
+        """Have the standard health service say what `HealthCheck` says."""
+        healthy = True
+        while True:
+            await asyncio.sleep(self._client.progress.interval)
+            try:
+                self._client.check_health()
+            except EngineUnavailable as error:
+                if healthy:
+                    log.warning("not healthy: %s", error)
+                healthy = False
+            else:
+                if not healthy:
+                    log.warning("healthy again")
+                healthy = True
+            if not self._stop.is_set():
+                await self._grpc.set_serving(healthy)
 
     async def _read_tokenizer(self, file: TokenizerFile) -> None:
         """Read it while the gateway starts, which would try a damaged one for a minute."""
@@ -156,7 +178,7 @@ class Front:
         timeout = 0.0 if self._hurry.is_set() else self._config.serve.drain_timeout
         log.info("stopping: %d request(s) get up to %g s to finish", len(self._client.journal), timeout)
         await self._first(
-            asyncio.create_task(self._client.quiet()),
+            asyncio.create_task(self._client.drained()),
             asyncio.create_task(self._hurry.wait()),
             timeout=timeout,
         )

@@ -15,16 +15,19 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 
 from tokenspeed.errors import RequestError, TokenSpeedError
 from tokenspeed.runtime.protocol import FlushCache, StartProfile, StopProfile
+from tokenspeed.server.cache_events import batches
 from tokenspeed.server.client import EngineClient
-from tokenspeed.server.errors import EngineUnavailable, QueueFull, UnsupportedCall
+from tokenspeed.server.errors import EngineUnavailable, QueueFull, SubscriberTooSlow, UnsupportedCall
 from tokenspeed.server.grammars import GrammarCompiler
 from tokenspeed.server.info import Description
 from tokenspeed.server.journal import Entry
+from tokenspeed.server.load_record import LoadRecords
 from tokenspeed.server.profiles import ProfileRequest
 from tokenspeed.server.replies import aborted, responses
 from tokenspeed.server.requests import Accepted, Intake
 from tokenspeed.server.stops import StopWatcher, TokenizerFile
 from tokenspeed.server.streams import TokenStream
+from tokenspeed.server.tokenizer_bundle import chunks, read_bundle
 
 SERVICE_NAME = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
 
@@ -139,7 +142,7 @@ class SchedulerServicer(rpc.TokenSpeedSchedulerServicer):
 
     async def HealthCheck(self, _request: pb.HealthCheckRequest, _: grpc.aio.ServicerContext) -> pb.HealthCheckResponse:
         try:
-            self._client.check_open()
+            self._client.check_health()
         except EngineUnavailable as error:
             return pb.HealthCheckResponse(healthy=False, message=str(error))
         return pb.HealthCheckResponse(healthy=True)
@@ -187,22 +190,40 @@ class SchedulerServicer(rpc.TokenSpeedSchedulerServicer):
             await _refuse(context, error)
         return common.ProfileResponse(success=bool(body.get("success")), message=str(body.get("message", "")))
 
-    # ---- not there ----
+    # ---- for gateways ----
 
     async def GetTokenizer(
         self, _: common.GetTokenizerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[common.GetTokenizerChunk]:
-        await _refuse(
-            context,
-            UnsupportedCall("this server does not send its tokenizer; read it from tokenizer_path"),
-        )
-        yield
+        description = await self._description(context)
+        try:
+            bundle = await asyncio.to_thread(read_bundle, description.engine.tokenizer_path)
+        except TokenSpeedError as error:
+            await _refuse(context, error)
+        for chunk in chunks(bundle):
+            yield chunk
 
     async def SubscribeKvEvents(
-        self, _: common.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
+        self, request: common.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[common.KvEventBatch]:
-        await _refuse(context, UnsupportedCall("this server does not publish KV events yet"))
-        yield
+        description = await self._description(context)
+        if request.start_sequence_number:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, "no history is kept; subscribe from 0 for a snapshot")
+        # A subscriber takes a server that keeps silent for dead, and rank 0 may be busy.
+        await context.send_initial_metadata(())
+        records = LoadRecords(
+            lambda: description.loads(self._client.loads).loads[0], self._client.silence, self._client.pending_tokens
+        )
+        hub = self._client.cache_events
+        hub.block_size = description.engine.block_size
+        subscription = hub.subscribe()
+        try:
+            async for batch in batches(subscription, records, early=request.load_records_before_first_batch):
+                yield batch
+        except TokenSpeedError as error:
+            await _refuse(context, error)
+        finally:
+            hub.leave(subscription)
 
     def _engine(self) -> tuple[Description, Intake, TokenizerFile]:
         if self._ready is None:
@@ -270,6 +291,8 @@ async def _refuse(context: grpc.aio.ServicerContext, error: TokenSpeedError) -> 
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
         case EngineUnavailable():
             code = grpc.StatusCode.UNAVAILABLE
+        case SubscriberTooSlow():
+            code = grpc.StatusCode.DATA_LOSS
         case _:
             code = grpc.StatusCode.INTERNAL
     await context.abort(code, str(error))

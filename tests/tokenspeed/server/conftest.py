@@ -63,14 +63,14 @@ def tokenizer(tokenizer_dir: Path) -> Tokenizer:
 class FrontProcess:
     """A front under test, its status events and its addresses."""
 
-    def __init__(self, run_dir: Path, config: Config, behaviour: dict[str, Any]) -> None:
+    def __init__(self, run_dir: Path, config: Config, behaviour: dict[str, Any], cwd: Path | None = None) -> None:
         self.run_dir = run_dir
         (run_dir / "config.json").write_bytes(msgspec.json.encode(config))
         (run_dir / "echo.json").write_text(json.dumps(behaviour))
         read_fd, write_fd = os.pipe()
         command = [sys.executable, str(ECHO_FRONT), "--run-dir", str(run_dir), "--status-fd", str(write_fd)]
         with (run_dir / "front.log").open("wb") as log:
-            self.process = subprocess.Popen(command, pass_fds=[write_fd], stderr=log, process_group=0)
+            self.process = subprocess.Popen(command, pass_fds=[write_fd], stderr=log, process_group=0, cwd=cwd)
         os.close(write_fd)
         self.status = os.fdopen(read_fd)
         self.events: list[dict[str, Any]] = []
@@ -139,10 +139,11 @@ def _fronts(tokenizer_dir: Path) -> Iterator[Callable[..., FrontProcess]]:
     fronts: list[FrontProcess] = []
     with tempfile.TemporaryDirectory(prefix="ts-") as root:
 
-        def start(config: Config | None = None, **behaviour: Any) -> FrontProcess:
+        def start(config: Config | None = None, cwd: Path | None = None, **behaviour: Any) -> FrontProcess:
             run_dir = Path(root) / str(len(fronts))
             run_dir.mkdir()
-            front = FrontProcess(run_dir, config or Config(), {"tokenizer_path": str(tokenizer_dir), **behaviour})
+            behaviour = {"tokenizer_path": str(tokenizer_dir), **behaviour}
+            front = FrontProcess(run_dir, config or Config(), behaviour, cwd)
             fronts.append(front)
             return front
 

@@ -19,6 +19,7 @@ import zmq
 
 from tokenspeed.runtime.protocol import (
     Abort,
+    CacheSnapshot,
     CallReply,
     Continue,
     EngineInfo,
@@ -28,6 +29,8 @@ from tokenspeed.runtime.protocol import (
     Loads,
     Outputs,
     Pause,
+    Ping,
+    Pong,
     Ready,
     Reload,
     ReloadStatus,
@@ -40,6 +43,7 @@ from tokenspeed.runtime.protocol import (
     ToEngine,
     ToFront,
     TokenLogprobs,
+    WatchCache,
 )
 
 EOS = 257
@@ -148,6 +152,10 @@ class EchoEngine:
                 self.send(CallReply(call=message.call, body={"success": True, "message": "goes on"}))
             case FlushCache():
                 self.send(CallReply(call=message.call, body={"success": True, "message": "flushed"}))
+            case Ping():
+                self.send(Pong(rank=0))
+            case WatchCache():
+                self.send(CacheSnapshot(watch=message.watch, stored=[]))
             case StartProfile() | StopProfile():
                 self.send(CallReply(call=message.call, body={"success": True, "message": "profiled"}))
             case Reload():

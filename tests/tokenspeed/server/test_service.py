@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import io
+import zipfile
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -133,16 +137,15 @@ async def test_a_request_that_cannot_be_served_is_an_invalid_argument(
     await collect(scheduler, generate_request("a"))
 
 
-async def test_calls_that_are_not_there_say_so(scheduler: Any) -> None:
-    calls = [
-        scheduler.GetTokenizer(common.GetTokenizerRequest()).read(),
-        scheduler.SubscribeKvEvents(common.SubscribeKvEventsRequest()).read(),
-    ]
-    for call in calls:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-        assert caught.value.details().startswith("this server")
+async def test_the_tokenizer_comes_as_an_archive(scheduler: Any, tokenizer_dir: Path) -> None:
+    (tokenizer_dir / "model.safetensors").write_bytes(b"weights")
+    chunks = [chunk async for chunk in scheduler.GetTokenizer(common.GetTokenizerRequest())]
+    data = b"".join(chunk.data for chunk in chunks)
+    assert [chunk.sha256 for chunk in chunks] == ["" for _ in chunks[1:]] + [hashlib.sha256(data).hexdigest()]
+    with zipfile.ZipFile(io.BytesIO(data)) as bundle:
+        found = {name: bundle.read(name) for name in bundle.namelist()}
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json")
+    assert found == {name: (tokenizer_dir / name).read_bytes() for name in names}
 
 
 async def test_a_profile_reaches_the_engine_with_all_that_was_left_open_filled_in(scheduler: Any, front: Any) -> None:

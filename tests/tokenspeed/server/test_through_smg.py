@@ -44,15 +44,22 @@ def front(start_shared_front: Callable[..., Any]) -> Any:
 @pytest.fixture(scope="module")
 def url(front: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The gateway's address."""
+    with gateway(front, tmp_path_factory.mktemp("smg")) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def gateway(front: Any, folder: Path) -> Iterator[str]:
+    """A gateway that runs in `folder`; its address."""
     smg = str(SMG) if SMG.exists() else shutil.which("smg")
     assert smg is not None
     port = free_port()
     flags = "--backend tokenspeed --enable-rl --disable-retries --disable-circuit-breaker --host 127.0.0.1 "
     flags += f"--port {port} --prometheus-port {free_port()} --worker-urls grpc://127.0.0.1:{front.grpc_port}"
     command = [smg, "launch", *flags.split(), "--log-level", "warn"]
-    log = tmp_path_factory.mktemp("smg") / "smg.log"
+    log = folder / "smg.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)
+        process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0, cwd=folder)
     address = f"http://127.0.0.1:{port}"
     try:
         while not serves(address):
@@ -124,6 +131,7 @@ def test_a_client_that_goes_away_ends_the_engine_s_request(
     [
         ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty must be between 0.01 and 100"),
         ({"extra_body": {"stop_token_ids": [5000]}}, "stop_token_ids has the token id 5000"),
+        ({"extra_body": {"regex": "(a"}}, "The parenthesis is not closed"),
     ],
 )
 def test_what_cannot_be_served_is_a_400_with_the_sentence(
@@ -219,3 +227,14 @@ def test_the_gateway_flushes_the_cache(url: str, front: Any) -> None:
     before = len(front.received("FlushCache"))
     assert httpx.post(f"{url}/flush_cache").status_code == 200
     assert len(front.received("FlushCache")) == before + 1
+
+
+def test_a_tokenizer_that_the_gateway_cannot_read_comes_from_the_engine(
+    start_front: Callable[..., Any], tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    # The path means something in the directory of the engine only.
+    front = start_front(CONFIG, cwd=tokenizer_dir.parent, tokenizer_path=tokenizer_dir.name).until_ready()
+    with gateway(front, tmp_path) as address, openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        answer = chat(client, "hello world")
+        assert answer.choices[0].message.content == "hello world"
+        assert answer.usage.prompt_tokens == 14, "the template came along"

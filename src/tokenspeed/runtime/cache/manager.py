@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from tokenspeed.runtime.cache.blocks import BlockAllocator
 from tokenspeed.runtime.cache.prefix import DigestChain, PrefixIndex
+from tokenspeed.runtime.cache.watch import IndexWatch
+from tokenspeed.runtime.protocol import BlocksStored
 
 
 @dataclass(slots=True)
@@ -110,6 +112,10 @@ class KVCacheManager:
         """`flush`, and seed the index with the code generation and weight version that compute next."""
         self._index.reset(generation, weight_version)
         self._allocator.free_cached()
+
+    def watch(self, watch: IndexWatch | None) -> list[BlocksStored]:
+        """See `PrefixIndex.watch`."""
+        return self._index.watch(watch)
 
     def _allocate(self) -> int:
         block = self._allocator.allocate()

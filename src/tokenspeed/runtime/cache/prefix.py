@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from tokenspeed.runtime.cache.watch import Content, IndexWatch, snapshot
+from tokenspeed.runtime.protocol import BlocksStored
+
 DIGEST_BYTES = 16
 
 
@@ -35,6 +38,8 @@ class PrefixIndex:
         self._root = _seed_digest(0, "")
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        self._contents: dict[bytes, Content] = {}
+        self._watch: IndexWatch | None = None
 
     def __contains__(self, block: int) -> bool:
         return block in self._digest_of
@@ -66,18 +71,32 @@ class PrefixIndex:
         if digest not in self._block_of:
             self._block_of[digest] = block
             self._digest_of[block] = digest
+            parent = chain.digests[position - 1] if position else self._root
+            self._contents[digest] = Content(parent, self._ids(token_ids, position))
+            if self._watch is not None:
+                self._watch.stored(digest, self._contents[digest], self._root)
 
     def evict(self, block: int) -> None:
         """Forget a block, if it is indexed."""
         digest = self._digest_of.pop(block, None)
         if digest is not None:
-            del self._block_of[digest]
+            del self._block_of[digest], self._contents[digest]
+            if self._watch is not None:
+                self._watch.removed(digest)
 
     def clear(self) -> None:
         """Forget all blocks, and all chains that were begun."""
         self._block_of.clear()
         self._digest_of.clear()
+        self._contents.clear()
         self.epoch += 1
+        if self._watch is not None:
+            self._watch.cleared()
+
+    def watch(self, watch: IndexWatch | None) -> list[BlocksStored]:
+        """Tell `watch` of all changes from now on; all that can be found now, parents before children."""
+        self._watch = watch
+        return snapshot(self._contents, self._root)
 
     def reset(self, generation: int, weight_version: str) -> None:
         """`clear`, and seed the digests to come with the code generation and the weight version."""
@@ -86,12 +105,14 @@ class PrefixIndex:
 
     def _digest(self, chain: DigestChain, token_ids: Sequence[int], position: int) -> bytes:
         digests = chain.digests
-        size = self.block_size
         for index in range(len(digests), position + 1):
             parent = digests[index - 1] if index else self._root
-            ids = array("q", token_ids[index * size : (index + 1) * size])
-            digests.append(blake2b(parent + ids.tobytes(), digest_size=DIGEST_BYTES).digest())
+            digests.append(blake2b(parent + self._ids(token_ids, index), digest_size=DIGEST_BYTES).digest())
         return digests[position]
+
+    def _ids(self, token_ids: Sequence[int], position: int) -> bytes:
+        size = self.block_size
+        return array("q", token_ids[position * size : (position + 1) * size]).tobytes()
 
 
 def _seed_digest(generation: int, weight_version: str) -> bytes:

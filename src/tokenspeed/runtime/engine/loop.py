@@ -7,6 +7,7 @@ import traceback
 from typing import NamedTuple
 
 from tokenspeed.errors import TokenSpeedError
+from tokenspeed.runtime.cache.watch import IndexWatch
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.directives import Begin, Expire, Settle, StreamMessage
@@ -19,18 +20,23 @@ from tokenspeed.runtime.execution.pending import PendingStep
 from tokenspeed.runtime.protocol import (
     Abort,
     Admitted,
+    CacheEvents,
+    CacheSnapshot,
     Continue,
     DefineGrammar,
     FlushCache,
     ForgetGrammar,
     LoadGrammars,
     Pause,
+    Ping,
     Reload,
     RequestOutput,
     StartProfile,
     Stop,
     StopProfile,
     Submit,
+    UnwatchCache,
+    WatchCache,
 )
 from tokenspeed.runtime.scheduler.batch import Batch
 from tokenspeed.runtime.scheduler.request import Request
@@ -75,6 +81,7 @@ class EngineLoop:
         self.grammars = grammars
         self.overlap = overlap
         self._flight: Flight | None = None
+        self._watch: IndexWatch | None = None
         self._stopped = False
 
     def run(self) -> None:
@@ -89,9 +96,24 @@ class EngineLoop:
             return False
         self.control.advance()
         self._step()
+        self._tell_cache_events()
         # A request that waits, or a pause, changes the loads without any output.
         self.outbox.outputs([], self.scheduler.loads(self.control.paused))
         return True
+
+    def _tell_cache_events(self) -> None:
+        if self._watch is not None and (events := self._watch.take()):
+            self.outbox.send(CacheEvents(events=events))
+
+    def _watch_cache(self, message: WatchCache) -> None:
+        if self.channel.rank == 0:  # all ranks have the same index, and one voice is enough
+            self._tell_cache_events()
+            self._watch = self._watch or IndexWatch()
+            self.outbox.send(CacheSnapshot(watch=message.watch, stored=self.scheduler.cache.watch(self._watch)))
+
+    def _unwatch_cache(self) -> None:
+        self._watch = None
+        self.scheduler.cache.watch(None)
 
     def _receive(self) -> None:
         directives = self.control.decide() if self.channel.rank == 0 else []
@@ -166,6 +188,10 @@ class EngineLoop:
                 self.grammars.define(message.key, message.compiled)
             case ForgetGrammar():
                 self.grammars.forget(message.key)
+            case WatchCache():
+                self._watch_cache(message)
+            case UnwatchCache():
+                self._unwatch_cache()
             case Abort():
                 self.control.publish(self.scheduler.abort(message.request_id))
             case Reload():
@@ -186,5 +212,7 @@ class EngineLoop:
                 self.profiler.start(message)
             case StopProfile():
                 self.profiler.stop(message)
+            case Ping():
+                self.outbox.pong()
             case Stop():
                 self._stopped = True

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from tokenspeed.runtime.protocol import CallReply, ControlCall, Failed, Loads, Message, Outputs, RequestOutput
+from tokenspeed.runtime.protocol import CallReply, ControlCall, Failed, Loads, Message, Outputs, Pong, RequestOutput
 
 
 class Outbox:
@@ -46,6 +46,10 @@ class Outbox:
     def reply(self, call: ControlCall, body: dict[str, Any]) -> None:
         """Answer `call`."""
         self.send(CallReply(call=call.call, body=body))
+
+    def pong(self) -> None:
+        """Answer a `Ping`, as every rank does for itself."""
+        self._post(Pong(rank=self.rank))
 
     def failed(self, message: str, exit_code: int) -> None:
         """Tell the front that this rank cannot go on."""
