@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Server
+from tests.e2e.harness import RUNNING, Server
 from tests.tiny import tiny_llama
 
 SMALL = ("--max-num-seqs", "64", "--max-total-tokens", "16384")
 GRAPHS = ("--cpu-graphs", "--cudagraph-capture-sizes", "1", "4", "--prefill-graph-max-tokens", "64")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that hung shows what each server printed, and where it is."""
+    report = yield
+    if call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value):
+        for server in RUNNING:
+            if server.process.poll() is None:
+                report.sections.append((f"server {server.model}", server.stacks()))
+    return report
 
 
 @pytest.fixture(scope="session")

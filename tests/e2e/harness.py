@@ -34,6 +34,10 @@ def free_port() -> int:
         return port
 
 
+RUNNING: list[Server] = []
+"""The servers whose process may still run."""
+
+
 class Server:
     """`ts serve` as a process, with an overlay that `edit` writes to."""
 
@@ -83,6 +87,7 @@ class Server:
             self.process = subprocess.Popen(
                 [*command, *self.flags], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
+        RUNNING.append(self)
 
     def output(self) -> str:
         """What the server printed so far."""
