@@ -42,6 +42,7 @@ from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
 from tokenspeed_kernel.ops.attention import plan_decode_attention
 from tokenspeed_kernel.ops.attention.backends import order_of
+from tokenspeed_kernel.workspace import WORKSPACE
 
 
 class Startup:
@@ -88,6 +89,7 @@ class Startup:
             model.plan(self.device, self.dtype)
         self.shape = self._kv_shape(model)
         if self.device.type == "cuda":
+            WORKSPACE.reopen(self.device)
             with self._phase("tune") as progress:
                 self._tune(progress)
             budget = self._prepare_gpu(model)

@@ -59,7 +59,7 @@ def prefill_ladder(largest: int) -> tuple[int, ...]:
     """
     if largest < SMALLEST_PREFILL_BUCKET:
         return ()
-    buckets = set()
+    buckets: set[int] = set()
     size = SMALLEST_PREFILL_BUCKET
     while size < largest:
         parts = 4 if size >= QUARTER_STEPS_FROM else 2 if size >= HALF_STEPS_FROM else 1

@@ -11,6 +11,7 @@ from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.graphs.base import GraphKind
 from tokenspeed.runtime.models.base import CausalLM
+from tokenspeed_kernel.workspace import WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def check_weights_fit(model: CausalLM, dtype: torch.dtype, device: torch.device)
 
 
 def measure(executor: Executor, generations: int, progress: Callable[[str], None]) -> MemoryUse:
-    """Run and capture the largest steps on the scratch block, and drop them again.
+    """Run and capture the largest steps on the scratch block, and drop them again; fixes the workspace.
 
     Args:
         executor: warmed, with a pool that has the scratch block at least.
@@ -60,6 +61,8 @@ def measure(executor: Executor, generations: int, progress: Callable[[str], None
     device = executor.buffers.device
     progress("largest step")
     step = _peak(executor.run_largest, device)
+    # The steps from here on are captured: what kernels share has its size now.
+    progress(f"workspace {gib(WORKSPACE.freeze(device))}")
     graphs = sum(_graph_bytes(executor, kind, sizes, generations, progress) for kind, sizes in _ladders(executor))
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

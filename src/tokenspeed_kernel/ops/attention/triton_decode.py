@@ -14,6 +14,7 @@ from torch import Tensor
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.tactics import TACTICS, Tactic
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.workspace import ALIGNMENT, WORKSPACE
 
 PRIORITY = 10
 MOST_SPLITS = 32
@@ -72,8 +73,13 @@ def _launch(
     splits = count_splits(tactic["programs"], seqs * kv_heads, block_tables.shape[1] * block_size, block_kv)
     parts, sums = out, out
     if splits > 1:
-        parts = torch.empty(seqs, heads, splits, head_dim, dtype=torch.float32, device=query.device)
-        sums = torch.empty(seqs, heads, splits, dtype=torch.float32, device=query.device)
+        parts, sums = WORKSPACE.take(
+            "attention.decode.triton",
+            query.device,
+            ((seqs, heads, splits, head_dim), torch.float32),
+            ((seqs, heads, splits), torch.float32),
+            at_least=workspace_bytes(heads, kv_heads, head_dim),
+        )
     group = heads // kv_heads
     block_dim = triton.next_power_of_2(max(head_dim, 16))
     decode_kernel[(seqs, kv_heads, splits)](
@@ -119,6 +125,13 @@ def _launch(
 def count_splits(programs: int, parts: int, max_context: int, block_kv: int) -> int:
     """Parts of a context such that all programs fill the GPU, and no part is shorter than one step of the loop."""
     return min(max(1, programs // parts), MOST_SPLITS, max(1, -(-max_context // block_kv)))
+
+
+def workspace_bytes(heads: int, kv_heads: int, head_dim: int) -> int:
+    """What the parts of any number of sequences take: with every tactic, seqs * kv_heads * splits is at most its
+    programs wherever there is more than one split."""
+    most = max(tactic["programs"] for tactic in CANDIDATES) * (heads // kv_heads)
+    return most * (head_dim + 1) * 4 + 2 * ALIGNMENT
 
 
 # A compile for each batch size would cost more than it gives: what varies with it is no constant.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.workspace import WORKSPACE
 
 PRIORITY = 10
 BLOCK = 2048
@@ -51,9 +52,13 @@ def sample(
     parts = min(max(1, PROGRAMS // rows), MOST_PARTS, triton.cdiv(vocab_size, BLOCK))
     groups = triton.cdiv(vocab_size, GROUP)
     # For each part the best noisy score and its token, then for each group its highest logit.
-    drawn = torch.empty(rows, MOST_PARTS, dtype=torch.float32, device=logits.device)
-    tokens = torch.empty(rows, MOST_PARTS, dtype=torch.int32, device=logits.device)
-    peaks = torch.empty(rows, groups, dtype=torch.float32, device=logits.device)
+    drawn, tokens, peaks = WORKSPACE.take(
+        "sampling.sample.triton",
+        logits.device,
+        ((rows, MOST_PARTS), torch.float32),
+        ((rows, MOST_PARTS), torch.int32),
+        ((rows, groups), torch.float32),
+    )
     draw_kernel[(rows, parts)](
         logits,
         temperature,
