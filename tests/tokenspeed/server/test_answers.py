@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -190,3 +192,45 @@ async def test_more_answers_than_ever_fit_are_the_request_s_own_fault(scheduler:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(scheduler, generate_request("a", n=8))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_no_mix_of_answers_aborts_and_clients_that_go_away_leaves_anything_behind(
+    scheduler: Any, front: Any, generate_request: Build
+) -> None:
+    draw = random.Random(5)
+    ended: Counter[str] = Counter()
+
+    async def one(number: int) -> None:
+        name, n = f"mix{number % 7}", draw.randint(1, 3)
+        options = {"ignore_eos": True, "max_new_tokens": draw.randint(1, 40)} if draw.random() < 0.7 else {}
+        request = generate_request("hello", n=n, request_id=name, stream=draw.random() < 0.5, **options)
+        plan, left = draw.choice(["stay", "abort", "leave"]), draw.randint(0, 5)
+        seen: set[int] = set()
+        call = scheduler.Generate(request)
+        try:
+            while (response := await call.read()) is not grpc.aio.EOF:
+                if response.WhichOneof("response") == "complete":
+                    assert response.complete.index not in seen
+                    seen.add(response.complete.index)
+                    ended[response.complete.finish_reason] += 1
+                left -= 1
+                if left == 0 and plan == "abort":
+                    await scheduler.Abort(pb.AbortRequest(request_id=name))
+                if left == 0 and plan == "leave":
+                    call.cancel()
+            assert seen == set(range(n))
+        except asyncio.CancelledError:
+            ended["left"] += 1
+        except grpc.aio.AioRpcError as error:
+            assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            ended["refused"] += 1
+
+    await asyncio.gather(*(one(number) for number in range(150)))
+    assert min(ended[how] for how in ("stop", "length", "abort", "left", "refused")) > 0
+    async with httpx.AsyncClient() as client:
+        for _ in range(500):
+            info = (await client.get(f"{front.control_url}/server_info")).json()
+            if info["loads"]["running"] == 0:
+                break
+            await asyncio.sleep(0.02)
+    assert (await scheduler.GetServerInfo(pb.GetServerInfoRequest())).active_requests == 0

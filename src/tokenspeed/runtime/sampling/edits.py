@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -33,17 +34,14 @@ class LogitBias:
         cls, rows: Sequence[tuple[Sequence[tuple[int, float]], Sequence[int]]], device: torch.device
     ) -> LogitBias | None:
         """From the (token id, addend) pairs and the forbidden ids of each row; None without any."""
-        entries = [
-            (row, token_id, value)
-            for row, (bias, forbidden) in enumerate(rows)
-            if bias or forbidden
-            for token_id, value in (*bias, *((token_id, -INF) for token_id in forbidden))
-        ]
-        if not entries:
+        if not any(bias or forbidden for bias, forbidden in rows):
             return None
-        places, ids, values = zip(*entries, strict=True)
-        index = torch.tensor([places, ids], dtype=torch.int64, device=device)
-        return cls(index, torch.tensor(values, dtype=torch.float32, device=device))
+        ids = [[*(token_id for token_id, _ in bias), *forbidden] for bias, forbidden in rows]
+        values: list[float] = []
+        for bias, forbidden in rows:
+            values.extend(value for _, value in bias)
+            values.extend(repeat(-INF, len(forbidden)))
+        return cls(_pairs(ids, device), torch.tensor(values, dtype=torch.float32, device=device))
 
     def apply(self, logits: Tensor) -> Tensor:
         """float32 [rows, vocab_size] to the same shape."""
