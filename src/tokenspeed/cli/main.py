@@ -15,6 +15,7 @@ COMMANDS = {
     "bench latency": "measure how long one batch takes, without a server",
     "bench throughput": "measure how many tokens a second the engine makes, without a server",
     "reload-forward": "run the edited forward pass on a running server (development only)",
+    "kernels": "list the kernels, and which ones a start would select and why",
     "env": "print the versions and the hardware that a bug report needs",
     "version": "print the version",
 }
