@@ -21,6 +21,22 @@ _EMPTY_CALLS = frozenset(
 _DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)
 
 
+@dataclass(frozen=True)
+class Use:
+    """A name that a definition mentions.
+
+    Attributes:
+        owner: the function, class or module-level value in which it stands; "" where that may run at any time.
+        in_function: the owner is a function.
+        is_call: it is called right there.
+    """
+
+    module: str
+    owner: str
+    in_function: bool
+    is_call: bool
+
+
 class Statement:
     """One module-level statement.
 
@@ -28,12 +44,14 @@ class Statement:
         node: its syntax tree.
         kind: what it is.
         segment: its source text, from the first decorator to its end.
+        uses: the uses in it by name, None until they are asked for.
     """
 
     def __init__(self, node: ast.stmt, segment: str) -> None:
         self.node = node
         self.kind: StatementKind = _kind(node)
         self.segment = segment
+        self.uses: dict[str, set[Use]] | None = None
 
     @cached_property
     def reads(self) -> Reads:
@@ -133,7 +151,7 @@ def parse(source: SourceText, previous: Definitions | None = None) -> Definition
     for statement in statements:
         equal = known.get(statement.segment)
         if equal is not None:
-            statement.reads = equal.reads
+            statement.reads, statement.uses = equal.reads, equal.uses
     return Definitions(source, statements)
 
 

@@ -43,6 +43,9 @@ def package_of(name: str, source: SourceText) -> str:
     return name if source.is_package else name.rpartition(".")[0]
 
 
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
 def import_edges(name: str, source: SourceText, tree: Iterable[ast.stmt]) -> list[ImportEdge]:
     """All imports of a module, in whatever block they stand."""
     package = package_of(name, source)
@@ -61,7 +64,7 @@ def import_edges(name: str, source: SourceText, tree: Iterable[ast.stmt]) -> lis
         elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
             is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             inner = at_import and not is_function
-            todo.extend((child, inner) for child in ast.iter_child_nodes(node))
+            todo.extend((child, inner) for block in _BLOCKS for child in getattr(node, block, ()))
     return edges
 
 

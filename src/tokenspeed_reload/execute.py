@@ -35,8 +35,8 @@ def execute(module: ModuleInputs, namespace: dict[str, Any]) -> None:
 def _body(module: ModuleInputs) -> list[ast.stmt]:
     """The statements to run, with what the compiler has to see before them.
 
-    The compiler emits other code for `a.b()` when it sees that `a` is imported. Statements that are not due
-    are therefore compiled too, in a block that never runs: code is then equal to that of the whole module.
+    The compiler emits other code for `a.b()` when it sees that `a` is imported. Imports that are not due are
+    therefore compiled too, in a block that never runs: code is then equal to that of the whole module.
     """
     due = [s for s in module.statements() if s.kind != "future" and not s.is_text]
     docstring = module.new.statements[:1] if module.new.has_docstring else []
@@ -45,8 +45,24 @@ def _body(module: ModuleInputs) -> list[ast.stmt]:
         return []
     running = {id(s) for s in (*docstring, *due)}
     futures = [s.node for s in module.new.statements if s.kind == "future"]
-    rest = [s.node for s in module.new.statements if s.kind != "future" and id(s) not in running]
+    rest = [
+        s.node
+        for s in module.new.statements
+        if s.kind != "future" and id(s) not in running and (s.kind == "import" or _imports(s.node))
+    ]
     return [*(s.node for s in docstring), *futures, *never(rest), *(s.node for s in due)]
+
+
+def _imports(node: ast.stmt) -> bool:
+    """True when a statement, such as `try`, imports at the level of the module."""
+    todo: list[ast.AST] = [node]
+    while todo:
+        inner = todo.pop()
+        if isinstance(inner, ast.Import | ast.ImportFrom):
+            return True
+        if not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.expr):
+            todo.extend(ast.iter_child_nodes(inner))
+    return False
 
 
 def _read_before_bound(module: ModuleInputs) -> set[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tokenspeed_reload import heap
+from tokenspeed_reload import heap, running
 from tokenspeed_reload.bindings import bind
 from tokenspeed_reload.codes import CodeMap
 from tokenspeed_reload.effects import Footprint
@@ -21,7 +23,6 @@ from tokenspeed_reload.newmodules import NewModules
 from tokenspeed_reload.outside import Outside
 from tokenspeed_reload.records import Sources, pin
 from tokenspeed_reload.report import Report
-from tokenspeed_reload.running import own_frames, suspended, wait_for_others
 from tokenspeed_reload.runonce import RunOnce, has_cached_values
 from tokenspeed_reload.stale import find_copies, find_stale
 from tokenspeed_reload.substitute import Substitution, held_elsewhere
@@ -108,12 +109,22 @@ class Patch:
         for name, module in self._inputs.modules.items():
             self._module = name
             self._one_module(module)
-        started = time.perf_counter()
-        self._finish()
-        self._report.seconds["scan"] = time.perf_counter() - started
+        with self._timed("merge"):
+            self._finish()
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Count the time to a phase; what is counted to another one inside of it is left out."""
+        started, seconds = time.perf_counter(), self._report.seconds
+        before = sum(seconds.values())
+        try:
+            yield
+        finally:
+            inner = sum(seconds.values()) - before
+            seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started - inner
 
     def _wait_for_others(self) -> None:
-        wait_for_others(self._merge.is_replaced, self._reloader.wait_s, self._interval)
+        running.wait_for_others(self._merge.is_replaced, self._reloader.wait_s, self._interval)
 
     def _prepare(self, module: ModuleInputs) -> None:
         """Show the new text, and learn which code follows which."""
@@ -131,7 +142,6 @@ class Patch:
         namespace: dict[str, Any] = vars(sys.modules[module.name])
         if not module.run and not module.removed and not module.cleared and module.name not in self._codes:
             return
-        started = time.perf_counter()
         old = dict(namespace)
         self._log.once(DictContents, namespace)
         self._log_mutated(module)
@@ -139,20 +149,18 @@ class Patch:
         self._drop_attributes(module)
         self._set_file(module, namespace)
         outside = Outside(module, self._reloader.records.modules)
-        gc.collect(0)
-        execute(module, namespace)
+        with self._timed("execute"):
+            gc.collect(0)
+            execute(module, namespace)
         self._merge.young.update((id(o), o) for o in gc.get_objects(generation=0))
-        executed = time.perf_counter()
         self._report.effects.extend(outside.effects())
         self._wait_for_others()  # it may have let other threads run
-        bind(module, namespace, old, self._merge)
-        self._note_removed(module, old)
-        holders = [*self._merge.young.values(), *self._merge.touched.values(), namespace]
-        self._substitution.in_holders(holders)
-        self._supersede(old)
-        seconds = self._report.seconds
-        seconds["execute"] = seconds.get("execute", 0.0) + executed - started
-        seconds["merge"] = seconds.get("merge", 0.0) + time.perf_counter() - executed
+        with self._timed("merge"):
+            bind(module, namespace, old, self._merge)
+            self._note_removed(module, old)
+            holders = [*self._merge.young.values(), *self._merge.touched.values(), namespace]
+            self._substitution.in_holders(holders)
+            self._supersede(old)
 
     def _supersede(self, old_names: dict[str, Any]) -> None:
         """Put new classes and kernels in the place of those that could not be updated."""
@@ -248,16 +256,19 @@ class Patch:
             del changed
             suspects = held_elsewhere(merge)
             if suspects:
-                ours = {id(suspects), id(merge.discarded), id(merge.new_of), id(merge.young)}
-                holders = [h for h in gc.get_referrers(*suspects) if id(h) not in ours | merge.young.keys()]
+                ours = {id(suspects), id(merge.discarded), id(merge.new_of), id(merge.young)} | merge.young.keys()
+                with self._timed("scan"):
+                    holders = [h for h in gc.get_referrers(*suspects) if id(h) not in ours]
                 self._substitution.in_holders(holders)
                 del holders
             del suspects
-            objects = gc.get_objects()
-            heap.update_functions(objects, merge)
-            self._report.running.extend(suspended(objects, merge.is_replaced))
-            heap.finish_libraries(objects, merge)
-            del objects
+            libraries = {kind for library in merge.libraries for kind in library.kinds()}
+            with self._timed("scan"):
+                survey = heap.Survey(merge.codes.keys(), {heap.CACHED_FUNCTION, *running.kinds(), *libraries})
+            heap.update_functions(survey, merge)
+            self._report.running.extend(running.suspended(survey.others, merge.is_replaced))
+            heap.finish_libraries(survey.others, merge)
+            del survey
             self._footprint.without_repeats({id(live) for live in merge.live_of.values()})
             self._footprint.log_into(self._log)
             self._report.objects_patched = len(merge.patched) + merge.bindings
@@ -266,8 +277,10 @@ class Patch:
             # What was executed and not kept must go before it is frozen with the rest: frozen, it would stay for
             # good, and the next reload would take it for a holder. All older objects are in generation 2 here.
             gc.collect(1)
-            self._report.stale.extend(find_stale(merge.replaced, self._log.held_containers()))
-        self._report.running.extend(own_frames(merge.is_replaced))
+            if merge.replaced:
+                with self._timed("scan"):
+                    self._report.stale.extend(find_stale(merge.replaced, self._log.held_containers()))
+        self._report.running.extend(running.own_frames(merge.is_replaced))
         self._report.stale.extend(find_copies(merge, self._reloader.records.modules))
         self._report.needs_restart.extend(merge.needs_restart)
         self._report.effects.extend(merge.effects)

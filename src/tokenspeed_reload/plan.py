@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ast
 import builtins
-import gc
 from collections.abc import Iterable
 from types import CodeType, FunctionType
-from typing import Any
 
 from tokenspeed_reload.adapters.classes import LAYOUT, METACLASS, NEW_CLASS, SLOTS
 from tokenspeed_reload.codes import CodeMap, fit
 from tokenspeed_reload.definitions import Definitions
-from tokenspeed_reload.heap import thawed
+from tokenspeed_reload.heap import Survey, thawed
 from tokenspeed_reload.inputs import ModuleInputs
 from tokenspeed_reload.merge import NEW_CELLS, Merge, Replaced, find_definition
 from tokenspeed_reload.names import shape_of
 from tokenspeed_reload.report import NeedsRestart, Plan
-from tokenspeed_reload.running import other_threads, own_frames, suspended
+from tokenspeed_reload.running import kinds, other_threads, own_frames, suspended
 from tokenspeed_reload.runonce import RunOnce
 from tokenspeed_reload.stale import find_stale
 from tokenspeed_reload.values import is_atom
@@ -54,19 +52,19 @@ class Planner:
             self._removed(module)
             self._values(module)
         with thawed():
-            objects = gc.get_objects()
-            self._functions(objects, plan)
+            survey = Survey(self._merge.codes.keys(), kinds())
+            self._functions(survey.functions, plan)
             is_old = self._merge.is_replaced
-            plan.running += [*own_frames(is_old), *other_threads(is_old), *suspended(objects, is_old)]
-            hidden = [objects, self._replaced]
+            plan.running += [*own_frames(is_old), *other_threads(is_old), *suspended(survey.others, is_old)]
+            hidden = [survey.functions, survey.others, self._replaced]
             plan.stale += find_stale(self._replaced, hidden)
         plan.stale[:] = [s for s in plan.stale if s.held_by]
 
-    def _functions(self, objects: Iterable[Any], plan: Plan) -> None:
+    def _functions(self, functions: Iterable[FunctionType], plan: Plan) -> None:
         patched: list[str] = []
         redirected: list[str] = []
-        for function in objects:
-            if type(function) is not FunctionType or not self._merge.is_replaced(function.__code__):
+        for function in functions:
+            if not self._merge.is_replaced(function.__code__):
                 continue
             where = f"{function.__module__}.{function.__qualname__}"
             after = self._merge.follower(function.__code__)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import TypeVar
 
 from tokenspeed_reload.adapters import default_adapters
 from tokenspeed_reload.definitions import Definitions, parse
@@ -19,9 +22,11 @@ from tokenspeed_reload.patch import Patch
 from tokenspeed_reload.plan import Planner
 from tokenspeed_reload.records import Change, ModuleRecord, Records, Sources, SourceText
 from tokenspeed_reload.report import NeedsRestart, Plan, ReloadedModule, Report
-from tokenspeed_reload.runonce import RunOnce, UsesByModule
+from tokenspeed_reload.runonce import RunOnce
 from tokenspeed_reload.transaction import Transaction
 from tokenspeed_reload.undo import Participant, UndoLog
+
+Result = TypeVar("Result")
 
 RUNS_ONCE = frozenset({"__init__", "__post_init__", "load_weights", "process_weights"})
 
@@ -69,7 +74,6 @@ class Reloader:
         self._imports: dict[str, tuple[str, set[str]]] = {}
         self._parsed: dict[str, Definitions] = {}
         self._padding: dict[CodeType, CodeType] = {}
-        self.uses: UsesByModule = {}
         self._open: Transaction | None = None
 
     def install(self) -> None:
@@ -142,7 +146,8 @@ class Reloader:
             ReloadError: a file that cannot be read or has a syntax error.
         """
         sources = sources if sources is not None else self.read(modules)
-        why, inputs = self._analyse(sources)
+        analysis = self._analyse(sources)
+        why, inputs = analysis.why, analysis.inputs
         plan = Plan(
             modules=[ReloadedModule(name, why[name]) for name in inputs.modules],
             pending=list(sources.pending),
@@ -151,15 +156,18 @@ class Reloader:
         )
         merge = Merge(UndoLog(), self.adapters, inputs, self._padding, self.records.modules)
         old = {name: self.records.modules[name].code for name in inputs.modules}
-        new = {name: compile_source(source) for name, source in sources.modules.items()}
-        Planner(merge, old, new, self.run_once(inputs)).fill(plan)
+        Planner(merge, old, analysis.codes, self.run_once(inputs)).fill(plan)
         return plan
 
     def run_once(self, inputs: Inputs) -> RunOnce:
         """Which functions run once, by the sources as they will be."""
         sources = {name: record.source for name, record in self.records.modules.items()}
         sources |= {name: module.new.source for name, module in inputs.modules.items()}
-        return RunOnce(self.runs_once, self.built_by, sources, self.uses)
+
+        def definitions(name: str) -> Definitions:
+            return inputs.modules[name].new if name in inputs.modules else self._definitions(name)
+
+        return RunOnce(self.runs_once, self.built_by, sources, definitions)
 
     def reload(self, modules: Iterable[str] | None = None, sources: Sources | None = None) -> Transaction:
         """Execute changed modules and their users in place, as an open transaction.
@@ -176,9 +184,11 @@ class Reloader:
         """
         if self._open is not None:
             raise ReloadInProgress
+        started = time.perf_counter()
         sources = sources if sources is not None else self.read(modules)
-        why, inputs = self._analyse(sources)
-        codes = {name: compile_source(source) for name, source in sources.modules.items()}
+        analysis = self._analyse(sources)
+        why, inputs = analysis.why, analysis.inputs
+        codes = analysis.codes
         report = Report(
             modules=[ReloadedModule(name, why[name]) for name in inputs.modules],
             pending=list(sources.pending),
@@ -186,6 +196,7 @@ class Reloader:
             notes=_deleted(sources),
         )
         foreign = {name: self._foreign_names(name) for name in inputs.modules}
+        report.seconds["plan"] = time.perf_counter() - started
         patch = Patch(self, self._finder, inputs, codes, sources, self._padding, report)
         log = patch.run()
 
@@ -195,6 +206,7 @@ class Reloader:
                 for name, code in codes.items():
                     origin = self.records.modules[name].origin
                     self.records.add(ModuleRecord(name, sources.modules[name], code, origin))
+                    self._parsed[name] = inputs.modules[name].new
                 for name, names in foreign.items():
                     self.records.note_names(name, vars(sys.modules[name]).keys() - names)
                 self._disk.note_files()
@@ -257,9 +269,9 @@ class Reloader:
             known = self._parsed[name] = _parse(name, source, known)
         return known
 
-    def _analyse(self, sources: Sources) -> tuple[dict[str, str], Inputs]:
-        """Why each module takes part, in execution order, and what of it has to run."""
+    def _analyse(self, sources: Sources) -> _Analysis:
         self._check(sources.modules)
+        codes = {name: _checked(name, source, compile_source) for name, source in sources.modules.items()}
         parsed = {name: _parse(name, source, self._definitions(name)) for name, source in sources.modules.items()}
         why = dict.fromkeys(sources.modules, "named" if sources.named else "edited")
         candidates = {
@@ -283,19 +295,31 @@ class Reloader:
         order = ordered(why, providers)
         inputs = Inputs({name: modules[name] for name in order}, self.records.modules)
         inputs.analyse()
-        return why, inputs
+        return _Analysis(why, inputs, codes)
+
+
+@dataclass
+class _Analysis:
+    """Why each module takes part, in execution order, what of it has to run, and the code of the edited ones."""
+
+    why: dict[str, str]
+    inputs: Inputs
+    codes: dict[str, CodeType]
 
 
 def _parse(name: str, source: SourceText, previous: Definitions | None) -> Definitions:
+    return _checked(name, source, lambda text: parse(text, previous))
+
+
+def _checked(name: str, source: SourceText, work: Callable[[SourceText], Result]) -> Result:
+    """Do what needs a source that can be compiled."""
     try:
-        parsed = parse(source, previous)
-        compile_source(source)
+        return work(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         message = f"{type(error).__name__}: {error.msg}" if isinstance(error, SyntaxError) else describe(error)
         line = _line(error, source.data)
         text = source.line(line)
         raise ReloadError("read", message, module=name, file=source.path, line=line, text=text) from error
-    return parsed
 
 
 def _line(error: Exception, data: bytes) -> int | None:

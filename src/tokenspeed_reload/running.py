@@ -23,6 +23,15 @@ IsOld = Callable[[CodeType], bool]
 """Tells whether a code object is about to be replaced, or was."""
 
 
+def kinds() -> set[type]:
+    """The types that `suspended` looks at."""
+    task = getattr(sys.modules.get("asyncio"), "Task", None)
+    found: list[type] = [task] if task is not None else []
+    for cls in found:
+        found.extend(cls.__subclasses__())
+    return {*_SUSPENDED, *found}
+
+
 def own_frames(is_old: IsOld) -> list[Running]:
     """The frames of this thread that run old code, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
@@ -45,7 +54,8 @@ def other_threads(is_old: IsOld) -> list[Running]:
 def suspended(objects: Iterable[Any], is_old: IsOld) -> list[Running]:
     """The generators, coroutines and tasks among `objects` that will go on with old code."""
     found: list[Running] = []
-    tasks = {id(task.get_coro()): task.get_name() for task in _tasks(objects)}
+    task_kinds = kinds() - _SUSPENDED.keys()
+    tasks = {id(o.get_coro()): o.get_name() for o in objects if type(o) in task_kinds and not o.done()}
     for value in objects:
         kind = _SUSPENDED.get(type(value))
         if kind is None or not is_old(getattr(value, kind[1])):
@@ -75,14 +85,6 @@ def wait_for_others(is_old: IsOld, limit_s: float, interval_s: float) -> None:
         time.sleep(pause)
         sys.setswitchinterval(interval)
         pause = min(2 * pause, _LONGEST_SLEEP_S)
-
-
-def _tasks(objects: Iterable[Any]) -> list[Any]:
-    asyncio = sys.modules.get("asyncio")
-    task = getattr(asyncio, "Task", None)
-    if task is None:
-        return []
-    return [o for o in objects if issubclass(type(o), task) and not o.done()]
 
 
 def _chain(frame: FrameType | None) -> Iterable[FrameType]:

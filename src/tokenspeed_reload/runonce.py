@@ -9,39 +9,19 @@ from __future__ import annotations
 import ast
 import gc
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from types import CodeType, FunctionType
 
 from tokenspeed_reload.codes import nested
+from tokenspeed_reload.definitions import Definitions, Use
 from tokenspeed_reload.loader import within
 from tokenspeed_reload.names import FunctionNode, deep, local_names
 from tokenspeed_reload.records import SourceText
 
 _BUILDERS = ("__init__", "__post_init__", "__new__")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-
-
-@dataclass(frozen=True)
-class Use:
-    """A name that a definition mentions.
-
-    Attributes:
-        owner: the function, class or module-level value in which it stands; "" where that may run at any time.
-        in_function: the owner is a function.
-        is_call: it is called right there.
-    """
-
-    module: str
-    owner: str
-    in_function: bool
-    is_call: bool
-
-
-UsesByModule = dict[str, tuple[str, dict[str, set[Use]]]]
-"""The uses of each module by name, after the hash of its source."""
 
 
 class RunOnce:
@@ -51,7 +31,7 @@ class RunOnce:
         patterns: names of functions that run once by agreement; `*` stands for anything.
         modules: names of modules, with all below them, whose whole code runs once.
         sources: the source that each recorded module runs.
-        parsed: the uses by module and hash of its source; it is filled, and may be kept for later states.
+        definitions: gives the statements of a module.
     """
 
     WHY = "it runs once; what it built before this reload is kept as it is"
@@ -61,12 +41,12 @@ class RunOnce:
         patterns: Iterable[str],
         modules: Iterable[str],
         sources: Mapping[str, SourceText],
-        parsed: UsesByModule,
+        definitions: Callable[[str], Definitions],
     ) -> None:
         self._patterns = tuple(patterns)
         self._modules = tuple(modules)
         self._sources = sources
-        self._parsed = parsed
+        self._definitions = definitions
         self._known: dict[tuple[str, bool], bool] = {}
 
     def function(self, function: FunctionType, members: Mapping[str, object]) -> bool:
@@ -119,16 +99,13 @@ class RunOnce:
         found: set[Use] = set()
         for module, source in self._sources.items():
             if word.search(source.text):
-                found |= self._of_module(module, source).get(name, set())
+                for statement in self._definitions(module).statements:
+                    if statement.uses is None:
+                        visitor = _Uses(module)
+                        deep(visitor.visit)(statement.node)
+                        statement.uses = visitor.found
+                    found |= statement.uses.get(name, set())
         return found
-
-    def _of_module(self, module: str, source: SourceText) -> dict[str, set[Use]]:
-        known = self._parsed.get(module)
-        if known is None or known[0] != source.sha256:
-            visitor = _Uses(module)
-            deep(visitor.visit)(ast.parse(source.data))
-            known = self._parsed[module] = (source.sha256, visitor.found)
-        return known[1]
 
 
 class _Uses(ast.NodeVisitor):
