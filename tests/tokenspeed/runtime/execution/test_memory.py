@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from tokenspeed.errors import ResourceError
+from tokenspeed.runtime.distributed.group import Group
 from tokenspeed.runtime.execution.memory import MemoryUse, check_weights_fit
+from tokenspeed.runtime.models.config import ModelConfig
+from tokenspeed.runtime.models.registry import build_model
 
 GIB = 1 << 30
 
@@ -19,9 +22,19 @@ def test_the_cache_gets_what_weights_steps_and_graphs_leave() -> None:
 
 
 def test_weights_that_are_more_than_what_is_free_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"vocab_size": 1 << 20, "hidden_size": 1024, "intermediate_size": 1024, "tie_embeddings": True}
+    config = ModelConfig(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        num_layers=1,
+        num_heads=8,
+        num_kv_heads=8,
+        head_dim=128,
+        **shape,  # type: ignore[arg-type]
+    )
+    model = build_model(config, Group.solo())
     gpu = torch.device("cuda", 0)
-    model = torch.nn.Linear(1024, 1 << 20, bias=False, device="meta")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 80 * GIB))
     check_weights_fit(model, torch.bfloat16, gpu)
-    with pytest.raises(ResourceError, match=r"weights take 4.00 GiB and the GPU has 3.00 GiB free; raise --tensor"):
+    with pytest.raises(ResourceError, match=r"weights take 4.03 GiB and the GPU has 3.00 GiB free; raise --tensor"):
         check_weights_fit(model, torch.float32, gpu)
