@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenspeed_kernel.ops.gemm import block_fp8, reference
+from tokenspeed_kernel.ops.gemm import block_fp8, packed_half, reference
 from tokenspeed_kernel.registry import Kernel, select
 from tokenspeed_kernel.triton_language import AVAILABLE
 
@@ -13,7 +13,15 @@ if AVAILABLE:
     from tokenspeed_kernel.ops.gemm import block_fp8_triton as _block_fp8_triton  # noqa: F401
     from tokenspeed_kernel.ops.gemm import triton as _triton  # noqa: F401
 
-__all__ = ["block_fp8", "block_fp8_linear", "linear", "plan_block_fp8_linear", "plan_linear", "reference"]
+__all__ = [
+    "block_fp8",
+    "block_fp8_linear",
+    "linear",
+    "packed_half",
+    "plan_block_fp8_linear",
+    "plan_linear",
+    "reference",
+]
 
 
 def plan_linear(device: torch.device, dtype: torch.dtype) -> Kernel:
