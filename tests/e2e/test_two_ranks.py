@@ -25,10 +25,13 @@ def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def test_the_tokens_are_those_of_one_rank(pair: Server, tiny_model: Path, tmp_path: Path) -> None:
+    sampled = {"temperature": 0.9, "top_p": 0.8, "seed": 5, "n": 2, "frequency_penalty": 0.7, "max_tokens": 24}
     alone = Server(str(tiny_model), *SMALL, log=tmp_path / "log").start()
     try:
         for prompt in PROMPTS:
             assert pair.text(prompt, max_tokens=32) == alone.text(prompt, max_tokens=32)
+            drawn = [server.complete(prompt, **sampled)["choices"] for server in (pair, alone)]
+            assert [choice["text"] for choice in drawn[0]] == [choice["text"] for choice in drawn[1]]
     finally:
         alone.stop()
 
