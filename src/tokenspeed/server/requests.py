@@ -18,6 +18,9 @@ from tokenspeed.server.parameters import MOST_TOP_LOGPROBS, ParameterCheck, chec
 LONGEST_STOP_STRING = 4096
 """Characters. The gateway's search takes time quadratic in this: 100,000 of them cost it a second a token."""
 
+MOST_STOP_STRINGS = 64
+"""The text of each token is searched for all of them."""
+
 LONGEST_GRAMMAR = 1_000_000
 """Characters of its source."""
 
@@ -154,6 +157,8 @@ def _stop_strings(stop: Iterable[str]) -> tuple[str, ...]:
     unique = tuple(dict.fromkeys(stop))
     if "" in unique:
         raise RequestError("stop strings must not be empty")
+    if len(unique) > MOST_STOP_STRINGS:
+        raise RequestError(f"there are {len(unique)} stop strings; send at most {MOST_STOP_STRINGS}")
     longest = max(map(len, unique), default=0)
     if longest > LONGEST_STOP_STRING:
         raise RequestError(f"a stop string has {longest} characters; send at most {LONGEST_STOP_STRING}")

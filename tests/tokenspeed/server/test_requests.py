@@ -123,6 +123,7 @@ def test_what_the_gateway_sends_for_what_is_left_open_asks_for_nothing(defaults:
         ({"top_k": -2}, "top_k must be"),
         ({"stop_token_ids": [100]}, "stop_token_ids has the token id 100"),
         ({"stop": ["a", ""]}, "must not be empty"),
+        ({"stop": [str(number) for number in range(65)]}, "there are 65 stop strings; send at most 64"),
         ({"stop": ["a", "b" * 4097]}, "a stop string has 4097 characters; send at most 4096"),
         ({"n": 129}, "n must be between 1 and 128, not 129"),
         ({"n": 2**32 - 1}, "n must be between 1 and 128"),

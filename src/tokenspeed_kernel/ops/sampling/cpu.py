@@ -33,9 +33,10 @@ def sample(
     )
     if len(greedy):
         out[greedy] = logits[greedy].argmax(dim=-1)
-    if len(drawn):
-        scores = logits[drawn] / temperature[drawn].unsqueeze(1)
-        out[drawn] = scores.add_(gumbel_noise(seeds[drawn], positions[drawn], logits.shape[1])).argmax(dim=-1)
+    # Row by row: what a row needs stays in the core's cache.
+    for row in drawn.tolist():
+        noise = gumbel_noise(seeds[row : row + 1], positions[row : row + 1], logits.shape[1])[0]
+        out[row] = noise.add_(logits[row] / temperature[row]).argmax()
     if len(filtered):
         filters = top_k[filtered], top_p[filtered], min_p[filtered]
         scores = logits[filtered] / temperature[filtered].unsqueeze(1)
