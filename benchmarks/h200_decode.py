@@ -258,6 +258,48 @@ def capture_seconds(engine: Engine) -> dict[str, Any]:
     }
 
 
+def kernel_times(engine: Engine) -> list[dict[str, Any]]:
+    """Microseconds of each kernel in one replay, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    generation = engine.executor.generation
+    graphs = [generation.decode[size] for size in (1, 64) if size in generation.decode]
+    graphs += list(generation.prefill.values())[-1:]
+    figures = []
+    for graph in graphs:
+        graph.replay()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            for _ in range(4):
+                graph.replay()
+            torch.cuda.synchronize()
+        totals: dict[str, list[float]] = {}
+        for event in profiler.events():
+            if event.device_time:
+                totals.setdefault(event.name[:60], []).append(event.device_time)
+        longest = sorted(totals.items(), key=lambda item: -sum(item[1]))[:12]
+        kernels = {name: f"{sum(times) / 4:.1f} us in {len(times) // 4}" for name, times in longest}
+        figures.append({"graph": graph.label, "sum_us": sum(map(sum, totals.values())) / 4, "kernels": kernels})
+    return figures
+
+
+def prefill_graphs(engine: Engine) -> list[dict[str, float]]:
+    """Replays of the larger prefill graphs with one prompt, against the time that its products take."""
+    executor = engine.executor
+    config = executor.model.config
+    per_token = 2 * (sum(p.numel() for p in executor.model.parameters()) - 2 * config.vocab_size * config.hidden_size)
+    figures = []
+    for bucket in [size for size in executor.generation.prefill if size >= 512][::3]:
+        ids = prompt(bucket, bucket)
+        request = Request("p", ids, SamplingParams(max_new_tokens=1, temperature=0.0))
+        block_size = executor.buffers.block_size
+        row = Row(request, 0, bucket, True, ids, None, list(range(1, 2 + bucket // block_size)), ())
+        executor.run(Batch([row], bucket, 0, 1))
+        ms = median_ms(executor.generation.prefill[bucket].replay)
+        figures.append({"tokens": bucket, "ms": ms, "TFLOP/s": bucket * per_token / ms / 1e9})
+    return figures
+
+
 def model_directory(directory: Path, shape: str) -> Path:
     """A directory with config.json and a tokenizer that nobody reads."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -356,6 +398,8 @@ def main() -> int:
         figures["kv_tokens"] = (engine.executor.pool.num_blocks - 1) * engine.executor.pool.shape.block_size
         for name, measure in (
             ("decode", decode_steps),
+            ("prefill", prefill_graphs),
+            ("kernels", kernel_times),
             ("graphs", capture_seconds),
             ("ttft", lambda e: first_tokens(e, (1000, 2000))),
             ("served", served_steps),
