@@ -159,10 +159,9 @@ def decode_steps(engine: Engine) -> list[dict[str, float]]:
     for rows in BATCHES:
         if rows > executor.buffers.limits.max_rows:
             continue
-        executor.run(decode_batch(rows, CONTEXT, pool.shape.block_size))
-        found = executor.generation.decode_graph(rows)
-        assert found is not None
-        ms = median_ms(found[1].replay)
+        batch = decode_batch(rows, CONTEXT, pool.shape.block_size)
+        executor.run(batch)
+        ms = median_ms(graph_of(engine, batch).replay)
         moved = weights + rows * CONTEXT * token_bytes
         floor = moved / BANDWIDTH * 1e3
         figures.append({"batch": rows, "ms": ms, "floor_ms": floor, "ratio": ms / floor, "GB/s": moved / ms / 1e6})
@@ -262,13 +261,17 @@ def kernel_times(engine: Engine) -> list[dict[str, Any]]:
     """Microseconds of each kernel in one replay, the longest first."""
     from torch.profiler import ProfilerActivity, profile
 
-    generation = engine.executor.generation
-    graphs = [generation.decode[size] for size in (1, 64) if size in generation.decode]
-    graphs += list(generation.prefill.values())[-1:]
+    executor = engine.executor
+    block_size = executor.buffers.block_size
+    bucket = executor.plan.largest_prefill
     figures = []
-    for graph in graphs:
-        graph.replay()
-        torch.cuda.synchronize()
+    for batch in (
+        decode_batch(1, CONTEXT, block_size),
+        decode_batch(64, CONTEXT, block_size),
+        one_prompt(engine, bucket),
+    ):
+        graph = graph_of(engine, batch)
+        executor.run(batch)
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             for _ in range(4):
                 graph.replay()
@@ -283,6 +286,22 @@ def kernel_times(engine: Engine) -> list[dict[str, Any]]:
     return figures
 
 
+def one_prompt(engine: Engine, tokens: int) -> Batch:
+    """One prompt of so many tokens."""
+    ids = prompt(tokens, tokens)
+    request = Request("p", ids, SamplingParams(max_new_tokens=1, temperature=0.0))
+    blocks = list(range(1, 2 + tokens // engine.executor.buffers.block_size))
+    return Batch([Row(request, 0, tokens, True, ids, None, blocks, ())], tokens, 0, 1)
+
+
+def graph_of(engine: Engine, batch: Batch) -> Any:
+    """The graph that serves `batch`; its inputs are those of the last step that ran."""
+    generation = engine.executor.generation
+    found = generation.decode_graph(len(batch.rows)) if batch.is_decode else generation.prefill_graph(batch.num_tokens)
+    assert found is not None
+    return found[1]
+
+
 def prefill_graphs(engine: Engine) -> list[dict[str, float]]:
     """Replays of the larger prefill graphs with one prompt, against the time that its products take."""
     executor = engine.executor
@@ -290,11 +309,7 @@ def prefill_graphs(engine: Engine) -> list[dict[str, float]]:
     per_token = 2 * (sum(p.numel() for p in executor.model.parameters()) - 2 * config.vocab_size * config.hidden_size)
     figures = []
     for bucket in [size for size in executor.generation.prefill if size >= 512][::3]:
-        ids = prompt(bucket, bucket)
-        request = Request("p", ids, SamplingParams(max_new_tokens=1, temperature=0.0))
-        block_size = executor.buffers.block_size
-        row = Row(request, 0, bucket, True, ids, None, list(range(1, 2 + bucket // block_size)), ())
-        executor.run(Batch([row], bucket, 0, 1))
+        executor.run(one_prompt(engine, bucket))
         ms = median_ms(executor.generation.prefill[bucket].replay)
         figures.append({"tokens": bucket, "ms": ms, "TFLOP/s": bucket * per_token / ms / 1e9})
     return figures

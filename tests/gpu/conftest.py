@@ -11,7 +11,7 @@ import torch
 
 from tests.engine import InProcessEngine
 from tests.gpu.models import write_model
-from tokenspeed.runtime.config import Config, ModelOptions
+from tokenspeed.runtime.config import Config, KernelOptions, ModelOptions
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,6 +45,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., In
     def begin(model: Path, **groups: Any) -> InProcessEngine:
         options = ModelOptions(model=str(model), device="cuda", **groups.pop("model_options", {}))
         run_dir = tmp_path_factory.mktemp("run")
+        groups.setdefault("kernels", KernelOptions(tune_kernels=False))
         engines.append(InProcessEngine(Config(model=options, **groups), run_dir).start())
         return engines[-1]
 

@@ -19,6 +19,7 @@ from tokenspeed.runtime.config import (
     CacheOptions,
     Config,
     GraphOptions,
+    KernelOptions,
     ModelOptions,
     ReloadOptions,
     SchedulerOptions,
@@ -47,6 +48,7 @@ class Program:
             graphs=GraphOptions(
                 cpu_graphs=device == "cpu", cudagraph_capture_sizes=(1, 4, 8), prefill_graph_max_tokens=32
             ),
+            kernels=KernelOptions(tune_kernels=False),
             reload=ReloadOptions(allow_reload_forward=True, reload_overlay=str(self.overlay)),
         )
         self.calls = 0

@@ -5,6 +5,10 @@ That is the GPU where there is one. With TRITON_INTERPRET=1 Triton's solutions r
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hypothesis import settings
@@ -31,6 +35,18 @@ def solutions(family: str, mode: str) -> list[Kernel]:
 def each(family: str, mode: str) -> pytest.MarkDecorator:
     """Run a test with every solution, as its argument `kernel`."""
     return pytest.mark.parametrize("kernel", solutions(family, mode), ids=lambda kernel: kernel.solution)
+
+
+@contextmanager
+def own_product(kernel: Kernel) -> Iterator[None]:
+    """Let a kernel of `gemm.linear` compute the product itself, where untuned it would leave it to torch."""
+    module = sys.modules[kernel.function.__module__]
+    before = getattr(module, "CANDIDATES", ())
+    module.__dict__["CANDIDATES"] = tuple(tactic for tactic in before if tactic["block_n"])
+    try:
+        yield
+    finally:
+        module.__dict__["CANDIDATES"] = before
 
 
 def few(examples: int) -> settings:
