@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
-import tempfile
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from tokenspeed.errors import ConfigError, ResourceError, TokenSpeedError
+from tokenspeed.errors import ConfigError, TokenSpeedError
 from tokenspeed.gateway.child import Child
 from tokenspeed.gateway.front import FRONT_COMMAND, started_front
 from tokenspeed.gateway.ports import LOOPBACK, Address, claim
+from tokenspeed.gateway.rundir import private_directory
 from tokenspeed.gateway.smg import require_smg, smg_command, smg_environment, started_smg, until_served
 from tokenspeed.gateway.smg_flags import check_gateway_flags
 from tokenspeed.gateway.stopping import StopAsked, Stopping
@@ -33,9 +32,6 @@ EXTRA_PATIENCE = 10.0
 
 GATEWAY_PATIENCE = 5.0
 """Seconds after which SMG is killed, once the engine has drained."""
-
-MAX_TEMPORARY_PATH = 70
-"""Bytes of $TMPDIR above which sockets in the run directory would have longer names than the kernel takes (107)."""
 
 DEVELOPMENT_ONLY = (
     "warning: --allow-reload-forward is for development only; benchmark a final change on a freshly started server"
@@ -66,23 +62,6 @@ async def _serve(config: Config, front_command: Sequence[str], gateway_flags: Se
         except StopAsked as stop:
             return 128 + stop.signum
     return 0
-
-
-@contextmanager
-def private_directory() -> Iterator[Path]:
-    """A directory of this run alone, with a path short enough for sockets in it.
-
-    Raises:
-        ResourceError: when there is no place for it.
-    """
-    try:
-        base = tempfile.gettempdir()
-        short = base if len(os.fsencode(base)) <= MAX_TEMPORARY_PATH else "/tmp"
-        directory = tempfile.TemporaryDirectory(prefix="tokenspeed-", dir=short, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise ResourceError("no temporary directory can be written to; set TMPDIR to a short one that can") from error
-    with directory as path:
-        yield Path(path)
 
 
 def public_host(config: Config) -> str:

@@ -6,17 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tokenspeed.errors import ResourceError
-from tokenspeed.gateway.stack import private_directory, public_host
+from tokenspeed.gateway.stack import public_host
 from tokenspeed.runtime.config import Config, ReloadOptions, ServeOptions
 
 from .conftest import RunningStack, wait_until
@@ -197,18 +194,3 @@ def test_a_missing_overlay_is_refused(start: Start) -> None:
 )
 def test_default_address(serve: ServeOptions, allow: bool, host: str) -> None:
     assert public_host(Config(serve=serve, reload=ReloadOptions(allow_reload_forward=allow))) == host
-
-
-def test_a_long_temporary_directory_is_avoided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    long = tmp_path / ("é" * 60)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with private_directory() as run_dir:
-        assert run_dir.parent == Path("/tmp")
-        assert run_dir.stat().st_mode & 0o077 == 0
-
-
-def test_no_temporary_directory_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/no/such/directory")
-    with pytest.raises(ResourceError, match="set TMPDIR"), private_directory():
-        pass
