@@ -68,10 +68,11 @@ _FILE_OF = attrgetter("__code__.co_filename")
 
 def finish_libraries(objects: list[Any], merge: Merge) -> None:
     """Let the adapters of libraries see the objects of their kinds."""
-    for library in merge.libraries:
-        kinds = library.kinds()
-        found = [o for o in objects if type(o) in kinds] if kinds else []
-        library.finish(found, merge)
+    wanted = [(library, library.kinds()) for library in merge.libraries]
+    every = set().union(*(kinds for _, kinds in wanted))
+    found = [o for o in objects if type(o) in every] if every else []
+    for library, kinds in wanted:
+        library.finish([o for o in found if type(o) in kinds], merge)
 
 
 def _update(function: FunctionType, merge: Merge) -> None:

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any
 
 from tokenspeed_reload.adapters.triton.adopt import Adoption
-from tokenspeed_reload.adapters.triton.library import Triton, chain, function_of, triton
+from tokenspeed_reload.adapters.triton.library import Triton, chain, function_of, is_tritons, triton
 from tokenspeed_reload.adapters.triton.reach import Reach, Reaches, callees_first, differing_globals, key_of
 from tokenspeed_reload.adapters.triton.rehash import rehash
 from tokenspeed_reload.adapters.triton.states import KernelStates, Redone, Undone, forget_binaries
@@ -93,7 +93,7 @@ class _Sweep:
         for kernel in kernels:
             self._resolve(kernel)
             self._match_arguments(kernel)
-        sources = {id(k): k for k in kernels if self._library.is_source(k)}
+        sources = {id(k): k for k in kernels if self._library.is_source(k) and not is_tritons(k.__module__)}
         self._reaches = {key: self._all_reaches.of(kernel, self._library) for key, kernel in sources.items()}
         self._invalidate({key: sources[key] for key in self._concerned(sources)})
         self._keep_choices(kernels)

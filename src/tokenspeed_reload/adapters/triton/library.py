@@ -82,3 +82,8 @@ def function_of(kernel: Any, library: Triton) -> FunctionType | None:
     """The Python function inside of a kernel, if it is one."""
     function = chain(kernel, library)[-1].fn
     return function if type(function) is FunctionType else None
+
+
+def is_tritons(module: str | None) -> bool:
+    """True for modules of Triton itself, whose kernels depend on nothing that a program defines."""
+    return module is not None and module.partition(".")[0] == "triton"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
-from tokenspeed_reload.adapters.triton.library import Triton
+from tokenspeed_reload.adapters.triton.library import Triton, is_tritons
 from tokenspeed_reload.names import reads_of
 from tokenspeed_reload.undo import MISSING, cell_value
 from tokenspeed_reload.values import is_atom, same_value
@@ -81,7 +81,8 @@ class Reaches:
                 return
             value = _attribute(value, name, reach)
             _note(value, reach, library, _DEPTH)
-        if rest and not _is_tritons(names.get(first)):
+        home = names.get(first)
+        if rest and not (isinstance(home, ModuleType) and is_tritons(home.__name__)):
             text = _text(value, library)
             if text is not None:
                 reach.values.append((read, text))
@@ -100,10 +101,6 @@ def _attribute(value: Any, name: str, reach: Reach) -> Any:
     return namespace.get(name, MISSING)
 
 
-def _is_tritons(value: Any) -> bool:
-    return isinstance(value, ModuleType) and value.__name__.partition(".")[0] == "triton"
-
-
 def _plain(value: Any, library: Triton) -> Any:
     return value.value if issubclass(type(value), library.constexpr) else value
 
@@ -111,7 +108,7 @@ def _plain(value: Any, library: Triton) -> Any:
 def _text(value: Any, library: Triton) -> str | None:
     """A text that tells values from each other, for those that have one and are no code."""
     value = _plain(value, library)
-    if is_atom(value) or type(value).__module__.partition(".")[0] == "triton":
+    if is_atom(value) or is_tritons(type(value).__module__):
         return None if library.is_kernel(value) else repr(value)
     return None
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from tokenspeed_reload.adapters.triton.library import Triton
+from tokenspeed_reload.adapters.triton.library import Triton, is_tritons
 from tokenspeed_reload.adapters.triton.reach import Reaches, key_of
 from tokenspeed_reload.adapters.triton.rehash import rehash
 from tokenspeed_reload.heap import thawed
@@ -71,7 +71,7 @@ class KernelStates:
         """Kernels that were made since the states were remembered, and reach one of these."""
         kinds = self._library.kinds()
         found = [o for o in gc.get_objects() if type(o) in kinds and self._library.is_source(o)]
-        others = {id(kernel): kernel for kernel in found if id(kernel) not in self._targets}
+        others = {id(k): k for k in found if id(k) not in self._targets and not is_tritons(k.__module__)}
         callees = {key: set(self._reaches.of(kernel, self._library).callees) for key, kernel in others.items()}
         concerned: set[int] = set(self._targets)
         grown = True
