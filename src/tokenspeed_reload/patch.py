@@ -34,6 +34,7 @@ from tokenspeed_reload.undo import (
     ParticipantState,
     UndoLog,
 )
+from tokenspeed_reload.values import is_atom
 
 if TYPE_CHECKING:
     from tokenspeed_reload.reloader import Reloader
@@ -227,6 +228,8 @@ class Patch:
             self._merge.rebound.add((id(vars(sys.modules[module.name])), name))
             value = old[name]
             is_own = isinstance(value, FunctionType | type) and value.__module__ == module.name
+            # A decorator may have made another kind of object of a definition, such as a kernel.
+            is_own = is_own or (not is_atom(value) and bool(module.old.kinds_of(name) & {"function", "class"}))
             if is_own and id(value) not in self._merge.new_of:
                 self._merge.replace(f"{module.name}.{name}", value, "it was removed")
 

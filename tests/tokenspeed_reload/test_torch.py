@@ -322,3 +322,153 @@ def test_a_model_survives_a_hundred_swaps(project, load):
         assert block(one())[0].item() == 1
         transaction.swap()
     transaction.commit()
+
+
+DECORATED = """
+import torch
+
+@torch.compile(backend="eager")
+def compiled(x): return x * {0}
+
+@torch.inference_mode()
+def inferred(x): return x * {0}
+
+class Block(torch.nn.Module):
+    @torch.compile(backend="eager")
+    def forward(self, x): return x * {0}
+    @torch.no_grad()
+    def method(self, x): return x * {0}
+"""
+
+
+def test_functions_behind_decorators_of_torch_follow(project, load):
+    m = load("m", DECORATED.format(2))
+    block = m.Block()
+    held = (m.compiled, m.inferred, block, block.method)
+
+    def run():
+        return {function(one())[0].item() for function in (*held, m.compiled, m.inferred)}
+
+    assert run() == {2}
+    project.write_module("m", DECORATED.format(3))
+    transaction = project.reloader.reload()
+    assert run() == {3} and transaction.report.stale == []
+    transaction.undo()
+    assert run() == {2}
+
+
+def test_an_operator_gets_a_kernel_for_another_device(project, load):
+    text = OPERATOR.format(2, 3, ns="reload_dev").replace("mutates_args=()", "mutates_args=(), device_types='cpu'")
+    m = load("m", text)
+    added = '@scale.register_kernel("cuda")\ndef _(x):\n    return x * 7\n'
+    project.write_module("m", text.replace("x * 2", "x * 5") + added)
+    report = project.reload()
+    assert m.scale(one())[0].item() == 5
+    assert torch._C._dispatch_has_kernel_for_dispatch_key("reload_dev::scale", "CUDA")
+    assert [effect.what for effect in report.effects] == [
+        "It registered reload_dev::scale for cuda, which stays registered."
+    ]
+
+
+def test_an_operator_that_writes_to_its_argument(project, load):
+    text = "import torch\n@torch.library.custom_op('reload_in::f', mutates_args=('x',))\n"
+    text += "def f(x: torch.Tensor, by: float = {0}) -> None: x.mul_(by * {1})\n"
+    m = load("m", text.format("2.0", 2))
+
+    def run():
+        x = one()
+        m.f(x)
+        return x[0].item()
+
+    assert run() == 4
+    project.write_module("m", text.format("2.0", 3))
+    assert project.reload().needs_restart == [] and run() == 6
+    project.write_module("m", text.format("5.0", 4))  # the default is part of the schema
+    assert [n.what for n in project.reload().needs_restart] == ["m.f"] and run() == 6
+
+
+def test_registrations_by_another_module_stay_and_follow(project):
+    operator = OPERATOR.split("@scale.register_fake")[0].replace("{ns}", "reload_two")
+    further = """
+    import ops, torch
+    @ops.scale.register_fake
+    def _(x): return torch.empty_like(x){0}
+    def backward(ctx, grad): return grad * {1}
+    ops.scale.register_autograd(backward)
+    """
+    project.write_module("ops", operator.format(2))
+    project.write_module("further", further.format("", 3))
+    project.watch("ops", "further")
+    ops, _ = project.load("ops"), project.load("further")
+
+    def run():
+        x = one().requires_grad_()
+        y = ops.scale(x)
+        y.sum().backward()
+        return y[0].item(), x.grad[0].item(), ops.scale(torch.empty(2, device="meta")).dtype
+
+    assert run() == (2, 3, torch.float32)
+    project.write_module("ops", operator.format(5))
+    project.reload()
+    assert run() == (5, 3, torch.float32)
+    project.write_module("further", further.format(".double()", 4))
+    transaction = project.reloader.reload()
+    assert run() == (5, 4, torch.float64)
+    transaction.undo()
+    assert run() == (5, 3, torch.float32)
+
+
+def test_operators_defined_by_name_follow_through_many_edits(project, load):
+    text = """
+    import torch
+    torch.library.define("reload_name::f", "(Tensor x) -> Tensor")
+    @torch.library.impl("reload_name::f", "cpu")
+    def _(x): return x * {0}
+    @torch.library.register_fake("reload_name::f")
+    def _(x): return torch.empty_like(x)
+    def backward(ctx, grad): return grad * {1}
+    torch.library.register_autograd("reload_name::f", backward)
+    def use(x): return torch.ops.reload_name.f(x)
+    """
+    m = load("m", text.format(2, 3))
+    overload = torch.ops.reload_name.f.default
+
+    def run():
+        x = one().requires_grad_()
+        y = overload(x)
+        y.sum().backward()
+        return y[0].item(), x.grad[0].item(), m.use(one())[0].item()
+
+    assert run() == (2, 3, 2)
+    for value, slope in ((5, 3), (5, 7), (6, 8), (2, 3)):
+        project.write_module("m", text.format(value, slope))
+        transaction = project.reloader.reload()
+        assert run() == (value, slope, value)
+        transaction.swap()
+        transaction.swap()
+        assert run() == (value, slope, value)
+        transaction.commit()
+    project.write_module("m", text.format(9, 9))
+    transaction = project.reloader.reload()
+    assert run() == (9, 9, 9)
+    transaction.undo()
+    assert run() == (2, 3, 2)
+
+
+def test_functions_that_a_module_stores_follow(project, load):
+    text = """
+    import torch
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = helper
+            self.last = lambda x: x * {0}
+        def forward(self, x): return self.last(self.act(x))
+    def helper(x): return x + {0}
+    """
+    m = load("m", text.format(2))
+    block = m.Block()
+    assert block(one())[0].item() == 6
+    project.write_module("m", text.format(3))
+    project.reload()
+    assert block(one())[0].item() == 12

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import inspect
 import sys
+import weakref
 
 import pytest
 
@@ -585,8 +588,6 @@ def test_the_disk_is_not_read_when_a_kernel_compiles_later(project, write, devic
 
 
 def test_kernels_leave_nothing_behind(project, write, device, pointer):
-    import gc
-
     from triton.runtime.jit import JITFunction
 
     write("kern", ADD.format("1.0"))
@@ -605,3 +606,176 @@ def test_kernels_leave_nothing_behind(project, write, device, pointer):
         transaction.undo() if value % 2 else transaction.commit()
     del transaction
     assert count() == before
+
+
+def test_a_kernel_that_moves_to_another_module(project, write, device, pointer):
+    project.write_module("pkg.__init__", "")
+    write("pkg.kern", ADD.format("1.0"))
+    project.write_module("pkg.user", "from pkg.kern import add\nTABLE = {'add': add}")
+    project.watch("pkg")
+    user, kern = project.load("pkg.user"), project.load("pkg.kern")
+    held = [kern.add]
+    device.run(kern.add, pointer(), BLOCK=64)
+    write("pkg.other", ADD.format("2.0"))
+    project.write_module("pkg.kern", "from pkg.other import add")
+    report = project.reload()
+    assert user.add is kern.add is user.TABLE["add"]
+    assert "2.000000e+00" in constant(device.run(user.add, pointer(), BLOCK=64))
+    stale = held[0] is not kern.add
+    assert not stale or "pkg.kern.add" in [s.definition for s in report.stale]
+
+
+def test_a_kernel_that_is_renamed_or_removed_is_named_where_it_is_held(project, write, device, pointer):
+    write("kern", ADD.format("1.0"))
+    project.watch("kern")
+    held = [project.load("kern").add]
+    write("kern", ADD.format("2.0").replace("def add", "def plus"))
+    report = project.reload()
+    assert [s.definition for s in report.stale] == ["kern.add"]
+    assert "1.000000e+00" in constant(device.run(held[0], pointer(), BLOCK=64))
+
+
+def test_a_removed_callee_fails_as_in_a_fresh_process(project, write, device, pointer):
+    write("helpers", HELPER.format("3.0"))
+    write("kern", CALLER.replace("from helpers import scale", "import helpers").replace("scale(", "helpers.scale("))
+    project.watch("helpers", "kern")
+    kern = project.load("kern")
+    first = device.run(kern.call, pointer(), BLOCK=64)
+    write("helpers", "")
+    transaction = project.reloader.reload()
+    with pytest.raises(Exception, match="scale"):
+        device.run(kern.call, pointer(), BLOCK=64)
+    transaction.undo()
+    assert device.run(kern.call, pointer(), BLOCK=64) is first
+
+
+def test_a_global_that_is_annotated_as_constexpr(project, write, device, pointer):
+    text = "SCALE: tl.constexpr = {0}\n" + ADD.format("SCALE")
+    write("kern", text.format("3"))
+    project.watch("kern")
+    kern = project.load("kern")
+    try:
+        device.run(kern.add, pointer(), BLOCK=64)
+    except Exception:
+        pytest.skip("this version of Triton does not take annotated globals")
+    write("kern", text.format("5"))
+    project.reload()
+    assert "5.000000e+00" in constant(device.run(kern.add, pointer(), BLOCK=64))
+
+
+def test_a_kernel_under_a_condition_and_in_a_try_block(project, write, device, pointer):
+    body = "".join(f"    {line}\n" for line in ADD.splitlines())
+    text = f"try:\n    import triton\n{body}except ImportError:\n    add = None\nif add is not None:\n{body}"
+    write("kern", text.replace("{0}", "1.0"))
+    project.watch("kern")
+    kern = project.load("kern")
+    held = kern.add
+    device.run(held, pointer(), BLOCK=64)
+    write("kern", text.replace("{0}", "6.0"))
+    report = project.reload()
+    assert "6.000000e+00" in constant(device.run(kern.add, pointer(), BLOCK=64))
+    assert held is kern.add or report.stale
+
+
+def test_a_bound_run_method_and_partial_objects_follow(project, write, device, pointer):
+    write("kern", ADD.format("1.0"))
+    project.watch("kern")
+    kern = project.load("kern")
+    run, partial = kern.add.run, functools.partial(kern.add.run, grid=(1,), warmup=False)
+    run(pointer(), BLOCK=64, grid=(1,), warmup=False)
+    write("kern", ADD.format("2.0"))
+    project.reload()
+    assert "2.000000e+00" in constant(run(pointer(), BLOCK=64, grid=(1,), warmup=False))
+    assert "2.000000e+00" in constant(partial(pointer(), BLOCK=64))
+
+
+AGGREGATE = """
+from triton.language.core import _aggregate
+
+@_aggregate
+class Pair:
+    x: tl.tensor
+    by: tl.constexpr
+
+    @triton.constexpr_function
+    def __init__(self, x, by):
+        self.x = x
+        self.by = tl.constexpr(by)
+
+    @triton.jit
+    def product(self):
+        return self.x * self.by + {0}
+"""
+
+
+def test_aggregates(project, write, device, pointer):
+    write("helpers", AGGREGATE.format("1.0"))
+    text = CALLER.replace("import scale", "import Pair")
+    text = text.replace("scale(tl.load(p + o))", "Pair(tl.load(p + o), 3.0).product()")
+    write("kern", text)
+    project.watch("helpers", "kern")
+    kern = project.load("kern")
+    device.run(kern.call, pointer(), BLOCK=64), device.run(kern.other, pointer(), BLOCK=64)
+    device.fresh()
+    write("helpers", AGGREGATE.format("9.0"))
+    transaction = project.reloader.reload()
+    assert "9.000000e+00" in constant(device.run(kern.call, pointer(), BLOCK=64))
+    device.run(kern.other, pointer(), BLOCK=64)
+    assert device.fresh() == ["call"]
+    transaction.undo()
+    assert "1.000000e+00" in constant(device.run(kern.call, pointer(), BLOCK=64))
+
+
+def test_options_of_the_decorator(project, write, device, pointer):
+    text = "def name(_): return '{0}'\n" + ADD.format("1.0").replace("@triton.jit", "@triton.jit(repr=name{1})")
+    write("kern", text.format("first", ""))
+    project.watch("kern")
+    kernel = project.load("kern").add
+    assert device.run(kernel, pointer(), BLOCK=64).name == "first"
+    write("kern", text.format("second", ", debug=True"))
+    project.reload()
+    assert device.run(kernel, pointer(), BLOCK=64).name == "second" and kernel.debug is True
+
+
+def test_the_keys_and_hooks_of_an_autotuner(project, write, device, pointer):
+    text = TUNED.replace('key=["n"]', "key={keys}, pre_hook=hook").replace(
+        "@triton.autotune", "CALLS = []\ndef hook(*args, **options): CALLS.append({value})\n@triton.autotune"
+    )
+    write("kern", text.format(configs=configs(32, 64), even=2, value="1.0", keys='["n"]'))
+    project.watch("kern")
+    kern = project.load("kern")
+    kernel = kern.tuned
+    tune(kernel, {9: 64})
+    write("kern", text.format(configs=configs(32, 64), even=2, value="2.0", keys='["n", "EVEN"]'))
+    project.reload()
+    assert kernel.cache == {} and kernel.keys == ["n", "EVEN"]
+    kernel.pre_hook({})
+    assert kern.CALLS == [2.0]
+
+
+def test_a_cached_function_that_is_given_a_kernel(project, write, device, pointer):
+    write("kern", ADD.format("1.0"))
+    project.write_module(
+        "user", "import functools\n@functools.lru_cache(maxsize=2)\ndef source(kernel): return kernel.src\n"
+    )
+    project.watch("kern", "user")
+    kern, user = project.load("kern"), project.load("user")
+    assert "1.0" in user.source(kern.add)
+    write("kern", ADD.format("2.0"))
+    transaction = project.reloader.reload()
+    for _ in range(4):
+        assert "2.0" in user.source(kern.add)
+    transaction.undo()
+    assert "1.0" in user.source(kern.add)
+
+
+def test_weak_dicts_keyed_by_kernels(project, write, device, pointer):
+    write("kern", ADD.format("1.0"))
+    project.watch("kern")
+    kern = project.load("kern")
+    table, names = weakref.WeakKeyDictionary({kern.add: 1}), weakref.WeakSet([kern.add])
+    write("kern", ADD.format("2.0"))
+    transaction = project.reloader.reload()
+    assert table[kern.add] == 1 and kern.add in names
+    transaction.undo()
+    assert table[kern.add] == 1 and kern.add in names

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable
 from types import FunctionType
 from typing import Any
 
-from tokenspeed_reload.adapters.torch.operators import Operators, is_library, is_operator, operators_of
+from tokenspeed_reload.adapters.torch.operators import Operators, is_library, is_operator, operators_of, register_added
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import MISSING, DictContents, InstanceState, Record
 from tokenspeed_reload.values import same_value
@@ -46,8 +46,12 @@ class TorchAdapter:
                 state[name] = self._part(live, vars(live).get(name, MISSING), value, f"{where}.{name}", merge)
         if any(not same_value(vars(live).get(name, MISSING), value) for name, value in state.items()):
             merge.log.once(InstanceState, live)
+            added = register_added(live, state)
             vars(live).update(state)
             merge.touch(live)
+            for what in added:
+                home = where.rpartition(".")[0]
+                merge.effect(home, f"It registered {live._qualname} for {what}, which stays registered.")
         return live
 
     def wraps(self, value: Any) -> bool:

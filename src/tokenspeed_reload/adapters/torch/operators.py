@@ -173,6 +173,27 @@ def _schema(qualname: str) -> Any:
     return next((s for s in schemas if s.overload_name == overload), None)
 
 
+def register_added(operator: Any, state: dict[str, Any]) -> list[str]:
+    """Tell the dispatcher of what `state` has and the operator had not; returns for what that was."""
+    kernels, live = state["_backend_fns"], operator._backend_fns
+    devices = [device for device in kernels if device not in live]
+    for device in devices:
+        operator.register_kernel(device)(kernels[device])
+    added = [str(device or "all devices") for device in devices]
+    if operator._vmap_fn is None and state["_vmap_fn"] is not None:
+        operator.register_vmap(state["_vmap_fn"])
+        added.append("vmap")
+    for device, dtype in state.get("_autocast_dtype", {}).items():
+        if device not in operator._autocast_dtype:
+            operator.register_autocast(device, dtype)
+            added.append(f"autocast on {device}")
+    for cls, function in state.get("_torch_dispatch_fns", {}).items():
+        if cls not in operator._torch_dispatch_fns:
+            operator.register_torch_dispatch(cls, function)
+            added.append(f"dispatch to {cls.__name__}")
+    return added
+
+
 def _withdraw(operator: Any, ops: Any) -> None:
     name = operator._qualname
     if ops.OPDEFS.get(name) is operator:
