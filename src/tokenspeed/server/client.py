@@ -172,8 +172,9 @@ class EngineClient:
         """
         self.check_open()
         if self._most_open is not None and len(self.journal) + len(entries) > self._most_open:
+            what = "this request does" if len(entries) == 1 else f"the {len(entries)} answers to this request do"
             raise QueueFull(
-                f"the server has {len(self.journal)} open requests and takes {self._most_open}; try again later"
+                f"{what} not fit: {len(self.journal)} of at most {self._most_open} are open; try again later"
             )
         for entry, stream in zip(entries, streams, strict=True):
             self.journal.accept(entry)

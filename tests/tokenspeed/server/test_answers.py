@@ -177,7 +177,9 @@ async def test_more_requests_than_may_wait_are_turned_away_until_others_have_end
     calls = [scheduler.Generate(request) for request in long]
     await asyncio.gather(*(call.read() for call in calls))
     assert len((await collect(scheduler, generate_request("a")))[1]) == 1
-    with pytest.raises(grpc.aio.AioRpcError, match="open requests and takes 7") as caught:
+    with pytest.raises(
+        grpc.aio.AioRpcError, match="the 2 answers to this request do not fit: 6 of at most 7 are open"
+    ) as caught:
         await collect(scheduler, generate_request("a", n=2))
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     await scheduler.Abort(pb.AbortRequest(request_id="long0"))

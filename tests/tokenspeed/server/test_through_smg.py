@@ -182,7 +182,7 @@ def test_more_requests_than_may_wait_are_a_429(client: openai.OpenAI, eventually
     streams = [chat(client, "hello", stream=True, extra_body={"ignore_eos": True}) for _ in range(4)]
     for stream in streams:
         next(iter(stream))
-    with pytest.raises(openai.RateLimitError, match="4 open requests and takes 4; try again later"):
+    with pytest.raises(openai.RateLimitError, match="does not fit: 4 of at most 4 are open; try again later"):
         chat(client, "hello")
     for stream in streams:
         stream.close()
