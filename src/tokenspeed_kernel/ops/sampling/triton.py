@@ -75,8 +75,26 @@ def sample(
         GROUP=GROUP,
         num_warps=8,
     )
-    # Room for the candidates of a row: their tokens.
-    room = torch.empty(rows, CANDIDATES, dtype=torch.int32, device=logits.device)
+    sums = torch.empty(rows, MOST_PARTS, 2, dtype=torch.float32, device=logits.device)
+    weigh_kernel[(rows, parts)](
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        drawn,
+        tokens,
+        peaks,
+        sums,
+        logits.stride(0),
+        vocab_size,
+        groups,
+        MOST_PARTS=MOST_PARTS,
+        BLOCK=BLOCK,
+        BLOCK_GROUPS=triton.next_power_of_2(groups),
+        num_warps=8,
+    )
+    # For each row the groups that hold candidates, and then the candidates.
+    room = torch.empty(rows, 2, CANDIDATES, dtype=torch.int32, device=logits.device)
     accept_kernel[(rows,)](
         logits,
         temperature,
@@ -88,6 +106,7 @@ def sample(
         drawn,
         tokens,
         peaks,
+        sums,
         room,
         out,
         logits.stride(0),
@@ -97,6 +116,7 @@ def sample(
         MOST_PARTS=MOST_PARTS,
         BLOCK=min(WIDE_BLOCK, triton.next_power_of_2(vocab_size)),
         BLOCK_GROUPS=triton.next_power_of_2(groups),
+        GROUP=GROUP,
         CANDIDATES=CANDIDATES,
         num_warps=16,
     )
@@ -148,6 +168,43 @@ def draw_kernel(
 
 
 @triton.jit
+def weigh_kernel(
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    drawn,
+    tokens,
+    peaks,
+    sums,
+    logits_stride,
+    vocab_size,
+    groups,
+    MOST_PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+):
+    """For rows with top-p alone the mass of one part: before the token that was drawn, and in all."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    heat = tl.load(temperature + row)
+    k = tl.load(top_k + row)
+    if heat <= 0 or tl.load(top_p + row) >= 1 or (k > 0 and k < vocab_size):
+        return
+    source = logits + row * logits_stride
+    token = _merged(drawn + row * MOST_PARTS, tokens + row * MOST_PARTS, tl.num_programs(1), MOST_PARTS)
+    number = tl.arange(0, BLOCK_GROUPS)
+    top = tl.max(tl.load(peaks + row * groups + number, mask=number < groups, other=-float("inf")), axis=0)
+    share = tl.cdiv(tl.cdiv(vocab_size, tl.num_programs(1)), BLOCK) * BLOCK
+    begin = part * share
+    end = tl.minimum(begin + share, vocab_size)
+    floor = tl.full([], -float("inf"), tl.float32)
+    before, total = _mass(source, begin, end, heat, top, floor, tl.load(source + token), token, BLOCK)
+    tl.store(sums + (row * MOST_PARTS + part) * 2, before)
+    tl.store(sums + (row * MOST_PARTS + part) * 2 + 1, total)
+
+
+@triton.jit
 def accept_kernel(
     logits,
     temperature,
@@ -159,6 +216,7 @@ def accept_kernel(
     drawn,
     tokens,
     peaks,
+    sums,
     room,
     out,
     logits_stride,
@@ -168,14 +226,12 @@ def accept_kernel(
     MOST_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
     """Merge the parts of a row, and find the token that the filters leave."""
     row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, MOST_PARTS)
-    best = tl.load(drawn + row * MOST_PARTS + part, mask=part < parts, other=-float("inf"))
-    _, where = tl.max(best, axis=0, return_indices=True)
-    token = tl.load(tokens + row * MOST_PARTS + where)
+    token = _merged(drawn + row * MOST_PARTS, tokens + row * MOST_PARTS, parts, MOST_PARTS)
     heat = tl.load(temperature + row)
     k, p, least_p = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
     k = tl.where(k >= vocab_size, 0, k).to(tl.int32)
@@ -191,12 +247,28 @@ def accept_kernel(
         count = CANDIDATES + 1
         if k > 0 and k <= groups:
             bound = _kth(peak, number < groups, k)
-            count = _collect(source, vocab_size, bound, room + row * CANDIDATES, BLOCK, CANDIDATES)
+            near = (number < groups) & (peak >= bound)
+            count = _collect(source, vocab_size, bound, near, room + row * 2 * CANDIDATES, GROUP, CANDIDATES)
         if count <= CANDIDATES:
-            token = _draw_from(source, room + row * CANDIDATES, count, heat, key, k, p, least, top, CANDIDATES)
+            found = room + (row * 2 + 1) * CANDIDATES
+            token = _draw_from(source, found, count, heat, key, k, p, least, top, CANDIDATES)
         else:
-            token = _draw_again(source, vocab_size, heat, key, k, p, least, top, token, BLOCK)
+            before, total = top * 0.0, top * 0.0
+            if k <= 0 and p < 1:
+                part = tl.arange(0, MOST_PARTS)
+                sum_of_part = sums + (row * MOST_PARTS + part) * 2
+                before = tl.sum(tl.load(sum_of_part, mask=part < parts, other=0.0), axis=0)
+                total = tl.sum(tl.load(sum_of_part + 1, mask=part < parts, other=0.0), axis=0)
+            token = _draw_again(source, vocab_size, heat, key, k, p, least, top, token, before, total, BLOCK)
     tl.store(out + row, token.to(tl.int64))
+
+
+@triton.jit
+def _merged(drawn, tokens, parts, MOST_PARTS: tl.constexpr):
+    """The best token of all parts of a row."""
+    part = tl.arange(0, MOST_PARTS)
+    _, where = tl.max(tl.load(drawn + part, mask=part < parts, other=-float("inf")), axis=0, return_indices=True)
+    return tl.load(tokens + where)
 
 
 @triton.jit
@@ -220,8 +292,11 @@ def _draw(logit, heat, key, number, best, token):
 
 
 @triton.jit
-def _draw_again(source, vocab_size, heat, key, k, p, least, top, token, BLOCK: tl.constexpr):
-    """Ask `token`, and draw among those before it in the order until one is in the head."""
+def _draw_again(source, vocab_size, heat, key, k, p, least, top, token, before, total, BLOCK: tl.constexpr):
+    """Ask `token`, and draw among those before it in the order until one is in the head.
+
+    `before` and `total` are the masses for `token` if they are known; a `total` of 0 says that they are not.
+    """
     floor = tl.full([], -float("inf"), tl.float32)
     if k > 0:
         floor = _kth_of_all(source, vocab_size, k, BLOCK)
@@ -231,10 +306,8 @@ def _draw_again(source, vocab_size, heat, key, k, p, least, top, token, BLOCK: t
         logit = tl.load(source + token)
         # A draw below `least` is refused without counting.
         is_low = logit < least
-        before = top * 0.0
-        total = before
-        if p < 1 and not is_low:
-            before, total = _mass(source, vocab_size, heat, top, floor, logit, token, BLOCK)
+        if p < 1 and not is_low and not total > 0:
+            before, total = _mass(source, 0, vocab_size, heat, top, floor, logit, token, BLOCK)
         accepted = (not is_low) & ((p >= 1) | (before < p * total) | (before <= 0))
         # What is no number accepts nothing, and must not loop for ever.
         accepted = accepted | (logit != logit) | (top != top) | (top == float("inf"))
@@ -248,18 +321,20 @@ def _draw_again(source, vocab_size, heat, key, k, p, least, top, token, BLOCK: t
                 best, again = _draw(other, heat, key, number, best, again)
             accepted = again < 0
             token = tl.where(accepted, token, again)
+            total = total * 0.0
     return token
 
 
 @triton.jit
-def _mass(source, vocab_size, heat, top, floor, logit, token, BLOCK: tl.constexpr):
-    """Sums of exp(score - top): of the tokens before `token` in the order, and of all from `floor` on."""
+def _mass(source, begin, end, heat, top, floor, logit, token, BLOCK: tl.constexpr):
+    """Sums of exp(score - top) over ids from `begin` to `end`: of the tokens before `token` in the order, and of all
+    whose logits reach `floor`."""
     before = tl.zeros([BLOCK], tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     scale = 1 / heat
-    for first in range(0, vocab_size, BLOCK):
+    for first in range(begin, end, BLOCK):
         number = first + tl.arange(0, BLOCK)
-        other = tl.load(source + number, mask=number < vocab_size, other=-float("inf"))
+        other = tl.load(source + number, mask=number < end, other=-float("inf"))
         mass = tl.where(other >= floor, tl.exp((other - top) * scale), 0.0)
         earlier = (other > logit) | ((other == logit) & (number < token))
         before += tl.where(earlier, mass, 0.0)
@@ -268,18 +343,27 @@ def _mass(source, vocab_size, heat, top, floor, logit, token, BLOCK: tl.constexp
 
 
 @triton.jit
-def _collect(source, vocab_size, bound, room, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr):
-    """Write the tokens whose logits reach `bound` to `room`, in order of id; returns how many there are."""
-    count = 0
-    for first in range(0, vocab_size, BLOCK):
-        number = first + tl.arange(0, BLOCK)
-        reached = tl.load(source + number, mask=number < vocab_size, other=-float("inf")) >= bound
-        reached = reached & (number < vocab_size)
-        found = tl.sum(reached.to(tl.int32), axis=0)
-        if found > 0:
-            place = count + tl.cumsum(reached.to(tl.int32), axis=0) - 1
-            tl.store(room + place, number, mask=reached & (place < CANDIDATES))
-        count += found
+def _collect(source, vocab_size, bound, near, room, GROUP: tl.constexpr, CANDIDATES: tl.constexpr):
+    """Write the tokens whose logits reach `bound`, all of which are in the groups `near`, to the second half of
+    `room`, in order of id; returns how many there are."""
+    CHUNK: tl.constexpr = 32
+    order = tl.cumsum(near.to(tl.int32), axis=0) - 1
+    held = tl.sum(near.to(tl.int32), axis=0)
+    tl.store(room + order, tl.arange(0, near.shape[0]), mask=near & (order < CANDIDATES))
+    tl.debug_barrier()
+    count = tl.where(held > CANDIDATES, CANDIDATES + 1, 0)
+    last = tl.minimum(held, CANDIDATES)
+    for first in range(0, last, CHUNK):
+        index = first + tl.arange(0, CHUNK)
+        group = tl.load(room + index, mask=index < last, other=0)
+        token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        inside = (index < last)[:, None] & (token < vocab_size)
+        reached = inside & (tl.load(source + token, mask=inside, other=-float("inf")) >= bound)
+        reached = tl.reshape(reached.to(tl.int32), [CHUNK * GROUP])
+        token = tl.reshape(token, [CHUNK * GROUP])
+        place = count + tl.cumsum(reached, axis=0) - 1
+        tl.store(room + CANDIDATES + place, token, mask=(reached > 0) & (place < CANDIDATES))
+        count += tl.sum(reached, axis=0)
     tl.debug_barrier()
     return count
 
