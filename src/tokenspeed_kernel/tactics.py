@@ -70,13 +70,13 @@ class Tactics:
         # An edit of the kernel may have given it other arguments.
         if tactic is not None and tactic.keys() == candidates[0].keys():
             return tactic
-        if not self._is_open:
-            return candidates[0]
         key = f"{kernel}|{','.join(map(str, bucket))}"
         source = source_hash(run.__module__)
         known = self.found.get(key)
         if known is None or known.source != source or dict(known.tactic) not in map(dict, candidates):
-            known = self.found[key] = self._tune(candidates, run, source)
+            known = Tuned(candidates[0], 0.0, source)
+            if self._is_open:
+                known = self.found[key] = self._tune(candidates, run, source)
         self._quick[kernel, bucket] = known.tactic
         return known.tactic
 
@@ -84,6 +84,7 @@ class Tactics:
     def window(self) -> Iterator[None]:
         """Within it, calls of buckets that are not known are timed; at its end the file is written."""
         self._is_open = True
+        self._quick.clear()  # it may hold defaults
         try:
             yield
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tokenspeed_kernel.registry import Kernel
 from tokenspeed_kernel.tactics import Tactics
@@ -42,6 +42,27 @@ def tune_attention(
         for tokens in one_of_each_power(prefill_sizes):
             progress(f"prefill {tokens}")
             extend.function(*make.extend(min(tokens, max_context)))
+
+
+def tune_products(
+    tactics: Tactics,
+    products: Mapping[str, Callable[[int], object]],
+    rows: Sequence[int],
+    progress: Callable[[str], None],
+) -> None:
+    """Time the tactics of products with weights where they are not known yet.
+
+    Args:
+        tactics: filled; its file is written.
+        products: by size, what computes one for a number of rows.
+        rows: of the steps; one count of each power of two is timed.
+        progress: told each size before it is timed.
+    """
+    with tactics.window():
+        for size, product in products.items():
+            progress(f"product {size}")
+            for count in one_of_each_power(rows):
+                product(count)
 
 
 def one_of_each_power(sizes: Sequence[int]) -> Iterator[int]:

@@ -65,10 +65,24 @@ def test_the_next_start_takes_what_the_file_holds(tmp_path: Path) -> None:
     with second.window():
         assert pick(second, 8) == 32
     assert second.notes == []
-    other = Tactics()
+
+
+def test_another_rank_takes_what_it_is_given_without_a_window() -> None:
+    first, other = Timed(), Timed()
+    with first.window():
+        pick(first, 8)
+    assert pick(other, 8) == 16
     other.install(json.loads(json.dumps(first.export())))
-    with other.window():
-        assert pick(other, 8) == 32
+    assert (pick(other, 8), pick(other, 16)) == (32, 16)
+    assert other.notes == []
+
+
+def test_a_default_that_was_taken_before_the_window_does_not_stay() -> None:
+    table = Timed()
+    assert pick(table, 8) == 16
+    with table.window():
+        assert pick(table, 8) == 32
+    assert pick(table, 8) == 32
 
 
 @pytest.mark.parametrize("change", ["source", "candidates"])

@@ -11,13 +11,16 @@ from tokenspeed.runtime.cache.pool import KVShape
 from tokenspeed.runtime.config import KernelOptions
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.execution.capture_plan import CapturePlan
-from tokenspeed.runtime.models.config import ModelConfig
+from tokenspeed.runtime.layers.embedding import VocabParallelEmbedding
+from tokenspeed.runtime.layers.linear import Linear
+from tokenspeed.runtime.models.base import CausalLM
 from tokenspeed_kernel.ops.attention import plan_decode_attention, plan_extend_attention
 from tokenspeed_kernel.ops.attention.backends import solutions_of
+from tokenspeed_kernel.ops.gemm import linear
 from tokenspeed_kernel.registry import REGISTRY
 from tokenspeed_kernel.tactics import TACTICS, tactics_file
 from tokenspeed_kernel.triton_language import AVAILABLE
-from tokenspeed_kernel.tuning import tune_attention
+from tokenspeed_kernel.tuning import tune_attention, tune_products
 from tokenspeed_kernel.workloads import ModelShape, Workloads
 
 
@@ -37,7 +40,7 @@ def apply_flags(options: KernelOptions) -> None:
 def tune(
     options: KernelOptions,
     channel: Channel,
-    config: ModelConfig,
+    model: CausalLM,
     kv: KVShape,
     plan: CapturePlan,
     max_context: int,
@@ -53,14 +56,15 @@ def tune(
     if channel.rank == 0:
         TACTICS.load(tactics_file())
         if options.tune_kernels:
-            _time(config, channel.size, kv, plan, max_context, device, progress)
+            _time(model, channel.size, kv, plan, max_context, device, progress)
+            torch.cuda.empty_cache()
         channel.broadcast(json.dumps(TACTICS.export()).encode())
     else:
         TACTICS.install(json.loads(channel.broadcast(None)))
 
 
 def _time(
-    config: ModelConfig,
+    model: CausalLM,
     ranks: int,
     kv: KVShape,
     plan: CapturePlan,
@@ -68,6 +72,7 @@ def _time(
     device: torch.device,
     progress: Callable[[str], None],
 ) -> None:
+    config = model.config
     shape = ModelShape(
         config.hidden_size,
         config.num_heads // ranks,
@@ -87,4 +92,22 @@ def _time(
         max_context,
         progress,
     )
-    torch.cuda.empty_cache()
+    tune_products(TACTICS, _products(model, device, kv.dtype), (*plan.decode, *plan.prefill), progress)
+
+
+def _products(model: CausalLM, device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[int], object]]:
+    """One product of each size that the model has, with the weights of a layer and no collective."""
+
+    def product(layer: Linear | VocabParallelEmbedding) -> Callable[[int], object]:
+        in_size = layer.weight.shape[1]
+        if isinstance(layer, Linear):
+            return lambda rows: layer.project(torch.randn(rows, in_size, device=device, dtype=dtype), None)
+        return lambda rows: linear(
+            torch.randn(rows, in_size, device=device, dtype=dtype), layer.weight, kernel=layer.linear_kernel
+        )
+
+    return {
+        "x".join(map(str, layer.weight.shape)): product(layer)
+        for _, layer in model.named_layers()
+        if isinstance(layer, Linear | VocabParallelEmbedding)
+    }

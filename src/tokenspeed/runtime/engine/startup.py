@@ -91,7 +91,7 @@ class Startup:
         if self.device.type == "cuda":
             WORKSPACE.reopen(self.device)
             with self._phase("tune") as progress:
-                self._tune(progress)
+                self._tune(model, progress)
             budget = self._prepare_gpu(model)
         else:
             budget = MemoryBudget.of_host(psutil.virtual_memory().available // self.channel.size)
@@ -160,18 +160,9 @@ class Startup:
         self.channel.broadcast(os.fsencode(source.path))
         return source
 
-    def _tune(self, progress: Callable[[str], None]) -> None:
+    def _tune(self, model: CausalLM, progress: Callable[[str], None]) -> None:
         plan = plan_capture(self.config, self.device.type)
-        tune(
-            self.config.kernels,
-            self.channel,
-            self.source.config,
-            self.shape,
-            plan,
-            self.max_model_len,
-            self.device,
-            progress,
-        )
+        tune(self.config.kernels, self.channel, model, self.shape, plan, self.max_model_len, self.device, progress)
 
     def _kv_shape(self, model: CausalLM) -> KVShape:
         return KVShape(
