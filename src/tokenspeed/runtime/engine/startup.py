@@ -12,7 +12,7 @@ from dataclasses import replace
 import psutil
 import torch
 
-from tokenspeed.errors import ConfigError, ModelError
+from tokenspeed.errors import ConfigError, ModelError, ResourceError
 from tokenspeed.forward import FORWARD_PACKAGES
 from tokenspeed.runtime.cache.manager import KVCacheManager
 from tokenspeed.runtime.cache.pool import KVPool, KVShape, MemoryBudget, plan_blocks
@@ -243,7 +243,13 @@ class Startup:
         say = self._say(name)
         say("")
         started = time.perf_counter()
-        yield say
+        try:
+            yield say
+        except torch.OutOfMemoryError as error:
+            raise ResourceError(
+                f"the GPU's memory ran out in start-up phase {name}; lower --max-num-batched-tokens, --max-num-seqs or "
+                "--gpu-memory-utilization, raise --tensor-parallel-size, or stop what else uses the GPU"
+            ) from error
         self.seconds[name] = time.perf_counter() - started
 
     def _say(self, phase: str) -> Callable[[str], None]:
