@@ -13,7 +13,19 @@ from tests.engine import InProcessEngine
 from tests.tiny import tiny_llama
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, ModelOptions, SchedulerOptions
 from tokenspeed.runtime.execution.pending import PendingStep
-from tokenspeed.runtime.protocol import Abort, Outputs, RequestOutput, SamplingParams, Submit
+from tokenspeed.runtime.protocol import (
+    Abort,
+    CallReply,
+    Continue,
+    DrainMode,
+    FlushCache,
+    Message,
+    Outputs,
+    Pause,
+    RequestOutput,
+    SamplingParams,
+    Submit,
+)
 from tokenspeed.runtime.scheduler.batch import Batch, StepResult
 
 
@@ -147,6 +159,35 @@ def test_requests_outgrow_the_cache(model: Path, tmp_path: Path) -> None:
         assert engine.scheduler.loads(paused=False).preemptions > 0
         outcomes.append({name: ids for name, (ids, _) in answers(engine).items()})
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("mode", ["wait", "abort"])
+def test_a_pause_is_answered_when_nothing_is_in_flight_any_more(model: Path, tmp_path: Path, mode: DrainMode) -> None:
+    engine = InProcessEngine(config(model, graphs=False), tmp_path, overlap=True).start()
+    loop = engine.loop()
+    greedy = SamplingParams(max_new_tokens=9, temperature=0.0, ignore_eos=True)
+    for index in range(3):
+        engine.stream.messages.append(Submit(request_id=f"r{index}", prompt=[7, 8, 9 + index], sampling=greedy))
+    for _ in range(4):
+        loop.turn()
+    engine.outbox.sent.clear()
+    engine.stream.messages += [FlushCache(call=1), Pause(call=2, mode=mode)]
+    engine.stream.messages.append(Submit(request_id="held", prompt=[1, 2], sampling=greedy))
+    while loop.turn():
+        pass
+    order = [m.call if isinstance(m, CallReply) else "outputs" for m in engine.outbox.sent if is_progress(m)]
+    assert order.index(1) < order.index(2) == len(order) - 1, "an output after the answer to the pause"
+    assert {last.finish_reason for _, last in answers(engine).values()} == {"length" if mode == "wait" else "abort"}
+    assert engine.scheduler.drained and engine.scheduler.loads(paused=True).waiting == 1
+    engine.stream.messages.append(Continue(call=3))
+    loop = engine.loop()
+    while loop.turn():
+        pass
+    assert len(answers(engine)["held"][0]) == 9
+
+
+def is_progress(message: Message) -> bool:
+    return isinstance(message, CallReply) or (isinstance(message, Outputs) and bool(message.outputs))
 
 
 @pytest.mark.parametrize("breaks", ["at launch", "on the device"])
