@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from tokenspeed.errors import ModelError
 
 _SAMPLING_RANGES = {
     "temperature": (0.0, float("inf")),
-    "top_p": (0.0, 1.0),
+    "top_p": (math.ulp(0.0), 1.0),
     "top_k": (-1.0, float("inf")),
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.01, 100.0),
@@ -42,7 +43,8 @@ def default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
         value = generation.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not least <= value <= most:
             raise ModelError(f"generation_config.json has {name} {value!r}; correct it or remove it")
         sampling[name] = max(0, int(value)) if name == "top_k" else float(value)
     return sampling

@@ -26,12 +26,25 @@ def test_sampling() -> None:
     generation = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 50, "eos_token_id": 2}
     assert default_sampling(generation) == {"temperature": 0.6, "top_p": 0.9, "top_k": 50}
     assert default_sampling({"temperature": None, "top_k": -1}) == {"top_k": 0}
+    assert default_sampling({"repetition_penalty": 1, "min_p": 0.05}) == {"repetition_penalty": 1.0, "min_p": 0.05}
     assert default_sampling({}) == {}
 
 
 @pytest.mark.parametrize(
     "generation",
-    [{"temperature": -1}, {"top_p": 1.5}, {"top_k": "40"}, {"temperature": True}, {"top_p": [0.9]}],
+    [
+        {"temperature": -1},
+        {"temperature": True},
+        {"temperature": float("inf")},
+        {"top_p": 1.5},
+        {"top_p": 0},
+        {"top_p": [0.9]},
+        {"top_k": "40"},
+        {"top_k": float("inf")},
+        {"min_p": 2},
+        {"min_p": float("nan")},
+        {"repetition_penalty": 0},
+    ],
 )
 def test_sampling_that_cannot_be(generation: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match=next(iter(generation))):
