@@ -55,7 +55,7 @@ def settings_of_one_server(draw: st.DrawFn) -> dict[str, Any]:
         elif option.name == "gpu_memory_utilization":
             values[option.name] = draw(st.floats(0, 1, exclude_min=True))
         elif kind.startswith("float"):
-            values[option.name] = draw(st.floats(0, 1e6))
+            values[option.name] = draw(st.floats(0, 1e6, exclude_min=True))
         else:
             values[option.name] = draw(TEXT)
     return values

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from tokenspeed.offline.engine import interrupt_later
+
+
+@pytest.fixture(autouse=True)
+def heeded() -> Iterator[None]:
+    """A shell starts what runs in its background with SIGINT ignored."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
 
 
 def test_a_ctrl_c_comes_after_the_block() -> None:
