@@ -60,10 +60,8 @@ def launch_all(device: torch.device, dtype: torch.dtype, wanted: Callable[[str],
         starts = index(0, 1, 2, 3, 4, kind=torch.int32)
         call("attention.extend", query, *pools, tables, lengths, starts, 1, 0.1)
         call("attention.extend", many, *pools, tables[:1], lengths[:1], index(0, 200, kind=torch.int32), 200, 0.1)
-    if dtype == torch.float32:
-        rows = 2
-        floats = torch.ones(rows, device=device)
-        counts = torch.ones(rows, dtype=torch.int64, device=device)
-        call(
-            "sampling.sample", torch.randn(rows, 151936, device=device), floats, counts, floats, floats, counts, counts
-        )
+    rows = 2
+    floats = torch.ones(rows, device=device)
+    counts = torch.ones(rows, dtype=torch.int64, device=device)
+    logits = torch.randn(rows, 151936, device=device)
+    call("sampling.sample", logits, floats, counts, floats, floats, counts, counts)

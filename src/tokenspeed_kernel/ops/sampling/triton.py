@@ -51,13 +51,16 @@ def sample(
         return out
     parts = min(max(1, PROGRAMS // rows), MOST_PARTS, triton.cdiv(vocab_size, BLOCK))
     groups = triton.cdiv(vocab_size, GROUP)
-    # For each part the best noisy score and its token, then for each group its highest logit.
-    drawn, tokens, peaks = WORKSPACE.take(
+    # For each part the best noisy score, its token and two masses; for each group its highest logit; and for each
+    # row the groups that hold candidates, and then the candidates.
+    drawn, tokens, sums, peaks, room = WORKSPACE.take(
         "sampling.sample.triton",
         logits.device,
         ((rows, MOST_PARTS), torch.float32),
         ((rows, MOST_PARTS), torch.int32),
+        ((rows, MOST_PARTS, 2), torch.float32),
         ((rows, groups), torch.float32),
+        ((rows, 2, CANDIDATES), torch.int32),
     )
     draw_kernel[(rows, parts)](
         logits,
@@ -75,7 +78,6 @@ def sample(
         GROUP=GROUP,
         num_warps=8,
     )
-    sums = torch.empty(rows, MOST_PARTS, 2, dtype=torch.float32, device=logits.device)
     weigh_kernel[(rows, parts)](
         logits,
         temperature,
@@ -93,8 +95,6 @@ def sample(
         BLOCK_GROUPS=triton.next_power_of_2(groups),
         num_warps=8,
     )
-    # For each row the groups that hold candidates, and then the candidates.
-    room = torch.empty(rows, 2, CANDIDATES, dtype=torch.int32, device=logits.device)
     accept_kernel[(rows,)](
         logits,
         temperature,
