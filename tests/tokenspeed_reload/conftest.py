@@ -17,6 +17,7 @@ import pytest
 
 from tests.tokenspeed_reload.picture import deep_picture
 from tokenspeed_reload import Reloader, Report
+from tokenspeed_reload.undo import UndoLog
 
 
 class Project:
@@ -98,3 +99,38 @@ def collected() -> Iterator[None]:
     """Objects of an earlier test must not be taken for holders in this one."""
     gc.collect()
     yield
+
+
+@pytest.fixture
+def broken_writes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Iterator[int]]:
+    """Let a reload fail at some of its writes, once each: the first, the last, and one between them."""
+    add, once = UndoLog.add, UndoLog.once
+    state = {"left": 0, "seen": 0}
+
+    def count() -> None:
+        state["seen"] += 1
+        state["left"] -= 1
+        if state["left"] == 0:
+            raise RuntimeError("a write fails")
+
+    def broken_add(self: UndoLog, record: Any) -> None:
+        add(self, record)
+        count()
+
+    def broken_once(self: UndoLog, kind: Any, target: Any) -> None:
+        once(self, kind, target)
+        count()
+
+    def points() -> Iterator[int]:
+        monkeypatch.setattr(UndoLog, "add", broken_add)
+        monkeypatch.setattr(UndoLog, "once", broken_once)
+        state.update(left=-1, seen=0)
+        yield 0  # to count the writes
+        total = state["seen"]
+        for at in sorted({1, total // 3, 2 * total // 3, total} - {0}):
+            state.update(left=at)
+            yield at
+        monkeypatch.setattr(UndoLog, "add", add)
+        monkeypatch.setattr(UndoLog, "once", once)
+
+    return points

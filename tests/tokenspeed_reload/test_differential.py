@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
 import traceback
 from collections.abc import Callable
@@ -77,11 +79,10 @@ def test_what_is_held_shows_what_a_fresh_interpreter_shows(project, case, pictur
         assert picture(held, case.first) == before
         return
     shown = picture(held, case.first)
-    for _ in range(2):
-        transaction.swap()
-        assert picture(held, case.first) == before
-        transaction.swap()
-        assert picture(held, case.first) == shown
+    transaction.swap()
+    assert picture(held, case.first) == before
+    transaction.swap()
+    assert picture(held, case.first) == shown
     transaction.commit()
     said = named(transaction.report)
     for name in case.reported:
@@ -89,3 +90,33 @@ def test_what_is_held_shows_what_a_fresh_interpreter_shows(project, case, pictur
     if not case.reported:
         assert look(case.checks, held) == expected
     assert project.reload().objects_patched == 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_failure_at_any_write_leaves_no_trace(project, case, picture, broken_writes):
+    held = start(project, case)
+    edit(project, case)
+    before = picture(held, case.first)
+    for _ in broken_writes():
+        with contextlib.suppress(ReloadError):
+            project.reloader.reload().undo()
+        assert picture(held, case.first) == before
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=[case.name for case in CASES[::3]])
+def test_a_failure_of_any_statement_leaves_no_trace(project, case, picture):
+    """The edited modules raise after each of their statements, the last module first."""
+    held = start(project, case)
+    edit(project, case)
+    before = picture(held, case.first)
+    for name, text in reversed(case.after.items()):
+        ends = [node.end_lineno for node in ast.parse(text).body]
+        for end in ends[:: max(1, len(ends) // 3)]:
+            lines = text.splitlines()
+            lines.insert(end, "raise RuntimeError('stop')")
+            project.write_module(name, "\n".join(lines))
+            if name.removesuffix(".__init__") in case.first:
+                with pytest.raises(ReloadError):
+                    project.reloader.reload()
+            assert picture(held, case.first) == before
+        project.write_module(name, text)
