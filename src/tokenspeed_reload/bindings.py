@@ -9,7 +9,7 @@ from tokenspeed_reload.adapters.containers import CONTAINERS, merge_container
 from tokenspeed_reload.inputs import ModuleInputs
 from tokenspeed_reload.merge import Constant, Merge
 from tokenspeed_reload.undo import MISSING
-from tokenspeed_reload.values import is_atom, same_value
+from tokenspeed_reload.values import attributes_of, is_atom, same_value
 
 
 def bind(module: ModuleInputs, namespace: dict[str, Any], old: dict[str, Any], merge: Merge) -> None:
@@ -24,7 +24,7 @@ def bind(module: ModuleInputs, namespace: dict[str, Any], old: dict[str, Any], m
         if held is MISSING:
             stays = merge.resolve(value)
         elif name in definitions:
-            stays = _merge_definition(held, value, where, merge)
+            stays = _merge_definition(module, name, held, value, old, merge)
         else:
             stays = _merge_value(module, name, held, value, where, merge)
         _settle(module, namespace, name, held, stays, where, merge)
@@ -35,14 +35,21 @@ def _is_definition(module: ModuleInputs, name: str) -> bool:
     return all(kinds & {"function", "class"} for kinds in both)
 
 
-def _merge_definition(held: Any, value: Any, where: str, merge: Merge) -> Any:
-    if not merge.is_own(held):
-        return merge.resolve(value)  # someone put another object in its place
+def _merge_definition(module: ModuleInputs, name: str, held: Any, value: Any, old: dict[str, Any], merge: Merge) -> Any:
+    where = f"{module.name}.{name}"
+    if not merge.is_own(held, module) or _is_alias(name, held, old):
+        return merge.resolve(value)  # another object stood in its place
     stays = merge.merge_definition(held, value, where)
     known = any(entry.old is held for entry in merge.replaced)
     if stays is value and stays is not held and not known and not same_value(held, value):
         merge.replace(where, held, f"it became another kind of object: {type(value).__name__}")
     return stays
+
+
+def _is_alias(name: str, held: Any, old: dict[str, Any]) -> bool:
+    """True when what the name held is another definition of the module, as after `name = other`."""
+    own = held.__qualname__ if isinstance(held, FunctionType | type) else name
+    return own != name and old.get(own) is held
 
 
 def _merge_value(module: ModuleInputs, name: str, held: Any, value: Any, where: str, merge: Merge) -> Any:
@@ -71,7 +78,8 @@ def _is_wrapped(value: Any, merge: Merge) -> bool:
 
 
 def _wraps_function(value: Any) -> bool:
-    return type(getattr(value, "__wrapped__", None)) is FunctionType or type(value).__module__ == "functools"
+    inner = (attributes_of(value) or {}).get("__wrapped__")
+    return type(inner) is FunctionType or type(value).__module__ == "functools"
 
 
 def _is_container_statement(module: ModuleInputs, name: str) -> bool:
@@ -113,5 +121,14 @@ def _settle(
     built_here = name in module.value_names or _is_definition(module, name)
     known = any(entry.old is held for entry in merge.replaced)
     follows = held is MISSING or is_atom(held) or isinstance(held, ModuleType) or id(held) in merge.new_of
+    follows = follows or _is_defined_elsewhere(held, module, name)
     if built_here and not known and not follows:
         merge.replace(where, held, "its value was built anew")
+
+
+def _is_defined_elsewhere(held: Any, module: ModuleInputs, name: str) -> bool:
+    """True for a function or class that goes on under the name of its own definition."""
+    is_definition = isinstance(held, FunctionType | type)
+    return (
+        is_definition and (held.__module__, held.__qualname__) != (module.name, name) and "<" not in held.__qualname__
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
@@ -29,6 +30,7 @@ class ModuleInputs:
         dropped: statements of the old version that the new one no longer has in this form.
         unseen: names that statements of the old version bound without showing it in the syntax.
         lost: attributes of module-level names that no statement sets any more, as (name, attribute).
+        remade: definitions that run again with all that is done to them.
         cleared: names that are taken away before the statements run, which bind those of them that stay.
     """
 
@@ -48,6 +50,7 @@ class ModuleInputs:
     value_names: set[str] = field(default_factory=set)
     cleared: set[str] = field(default_factory=set)
     lost: set[tuple[str, str]] = field(default_factory=set)
+    remade: set[str] = field(default_factory=set)
 
     def statements(self) -> list[Statement]:
         """The statements to execute, in source order."""
@@ -199,6 +202,12 @@ class Inputs:
         """Select the statements to run: all of a value that is rebuilt, and whatever reads something dirty."""
         keep = {name for name in module.new.keep if name in module.namespace}
         module.rebuilt -= keep
+        definitions = module.new.binds - module.value_names
+        for statement in (*module.dropped, *(s for s in module.new.statements if id(s) in module.added)):
+            if statement.kind == "other":
+                module.remade |= statement.reads.mutates & definitions
+        binders = Counter(n for s in module.new.statements for n in s.reads.binds)
+        several = {name for name, count in binders.items() if count > 1} - keep
         run: set[int] = set()
         missing: set[str] = set()  # what a due statement reads and what was deleted since it was bound
         grown = True
@@ -209,6 +218,7 @@ class Inputs:
                 if id(statement) in run or (reads.binds and reads.binds <= keep):
                     continue
                 due = id(statement) in module.added or bool((reads.binds | reads.mutates) & module.rebuilt)
+                due = due or bool((reads.binds | reads.mutates) & module.remade)
                 due = due or (reads.is_dynamic and bool(module.unseen & module.dirty))
                 if statement.kind == "import":
                     due = due or self._import_dirty(module, statement)
@@ -220,6 +230,8 @@ class Inputs:
                     run.add(id(statement))
                     values = (reads.binds | reads.mutates) & module.value_names
                     module.rebuilt |= values - keep
+                    if statement.kind == "other":  # it decides which of several definitions holds
+                        module.remade |= reads.binds & several
                     grown = True
         module.run = run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +12,7 @@ from tokenspeed_reload.codes import CodeMap, is_redirection, redirect
 from tokenspeed_reload.definitions import Definitions
 from tokenspeed_reload.inputs import Inputs, ModuleInputs
 from tokenspeed_reload.names import reads_of, shape_of
+from tokenspeed_reload.records import ModuleRecord
 from tokenspeed_reload.report import Effect, NeedsRestart
 from tokenspeed_reload.undo import FunctionState, UndoLog, cell_value
 from tokenspeed_reload.values import same_value
@@ -78,7 +79,7 @@ class Merge:
         log: where each write is recorded before it is made.
         adapters: the kinds of objects that can be updated, in the order in which they are asked.
         inputs: the analysis of all modules of the reload.
-        recorded: names of the modules of which the reloader knows the source.
+        recorded: what is known of the modules, by name.
         padding: code objects with unused nonlocal names, each with the plain code that it stands for.
         codes: for each source file, which code objects follow which.
         edited: live functions that behave differently now, each after its dotted name.
@@ -93,7 +94,7 @@ class Merge:
     adapters: Sequence[Adapter]
     inputs: Inputs
     padding: dict[CodeType, CodeType]
-    recorded: Container[str] = ()
+    recorded: Mapping[str, ModuleRecord] = field(default_factory=dict)
     codes: dict[str, CodeMap] = field(default_factory=dict)
     forced: set[tuple[int, int]] = field(default_factory=set)
     young: dict[int, Any] = field(default_factory=dict)
@@ -204,18 +205,18 @@ class Merge:
         codes = self.codes.get(code.co_filename)
         return is_redirection(value) or (codes is not None and code in codes)
 
-    def is_own(self, value: Any, depth: int = 4) -> bool:
-        """True when a definition made `value`, directly or inside of what decorators put around it."""
+    def is_own(self, value: Any, module: ModuleInputs, depth: int = 4) -> bool:
+        """True when a definition of `module` made `value`, directly or inside of what decorators put around it."""
         if isinstance(value, type):
-            return value.__module__ in self.inputs.modules
+            return value.__module__ == module.name
         if type(value) is not FunctionType:
             return True
-        if self.is_old_code(value):
-            return True
-        if value.__module__ in self.inputs.modules and any(library.wraps(value) for library in self.libraries):
+        if is_redirection(value):
+            return value.__globals__ is module.namespace
+        if value.__code__.co_filename == module.old.source.path and self.is_old_code(value):
             return True
         inner = [value.__dict__.get("__wrapped__"), *(cell_value(c) for c in value.__closure__ or ())]
-        return depth > 0 and any(type(v) is FunctionType and self.is_own(v, depth - 1) for v in inner)
+        return depth > 0 and any(type(v) is FunctionType and self.is_own(v, module, depth - 1) for v in inner)
 
     def note_padding(self, code: CodeType, plain: CodeType) -> None:
         """Remember that `code` is `plain` with unused nonlocal names."""
@@ -283,10 +284,16 @@ class Merge:
         return names[0] & names[1]
 
     def defined_members(self, cls: type) -> set[str]:
-        """The members that the old class body defined."""
+        """The members that the old class body and the statements after it defined."""
         module = self.module_of(cls)
         old = find_definition(module.old, cls.__qualname__) if module else None
-        return set(_members(old)) if isinstance(old, ast.ClassDef) else set()
+        own = set(_members(old)) if isinstance(old, ast.ClassDef) else set()
+        return own | self.members_at_load(cls)
+
+    def members_at_load(self, value: Any) -> frozenset[str]:
+        """The attributes that a class or function had when its module had run."""
+        record = self.recorded.get(value.__module__)
+        return record.members.get(value.__qualname__, frozenset()) if record is not None else frozenset()
 
     def _dirty(self, module: ModuleInputs, node: ast.stmt) -> bool:
         return any(self.inputs.is_dirty(module, read) for read in reads_of(node).now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import time
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 # Long enough that no other thread runs between two writes unless the edited code itself blocks.
 _SWITCH_INTERVAL = 10.0
+
+
+class _Gone:
+    """Base of classes that no longer exist for the program."""
 
 
 class Patch:
@@ -276,6 +281,7 @@ class Patch:
             self._footprint.log_into(self._log)
             self._report.objects_patched = len(merge.patched) + merge.bindings
             self._note_run_once()
+            merge.replaced[:] = [entry for entry in merge.replaced if id(entry.old) not in merge.new_of]
             self._drop_helpers()
             # What was executed and not kept must go before it is frozen with the rest: frozen, it would stay for
             # good, and the next reload would take it for a holder. All older objects are in generation 2 here.
@@ -283,11 +289,20 @@ class Patch:
             if merge.replaced:
                 with self._timed("scan"):
                     self._report.stale.extend(find_stale(merge.replaced, self._log.held_containers()))
+                self._detach()
         self._report.running.extend(running.own_frames(merge.is_replaced))
         self._report.stale.extend(find_copies(merge, self._reloader.records.modules))
         self._report.needs_restart.extend(merge.needs_restart)
         self._report.effects.extend(merge.effects)
         self._report.notes.extend(merge.notes)
+
+    def _detach(self) -> None:
+        """Take classes that are gone, and that only the undo log holds, out of the subclasses of their bases."""
+        for entry in self._merge.replaced:
+            if isinstance(entry.old, type) and not entry.is_held:
+                with contextlib.suppress(TypeError):  # of another layout
+                    self._log.once(ClassState, entry.old)
+                    entry.old.__bases__ = (_Gone,)
 
     def _note_run_once(self) -> None:
         """Name the edits whose effect is only in what was built before this reload."""

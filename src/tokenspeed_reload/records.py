@@ -7,11 +7,11 @@ import importlib.util
 import linecache
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import CodeType, ModuleType
-from typing import Literal
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Literal
 
 Kind = Literal["edited", "new", "deleted"]
 
@@ -93,6 +93,7 @@ class ModuleRecord:
         origin: the installed file, which differs from the source's path when an overlay was used.
         names: what the module bound when it ran, None while that is unknown; names set later from outside are
             not among them.
+        members: the attributes that its classes and functions had then, by their qualified names.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ModuleRecord:
     code: CodeType
     origin: str
     names: frozenset[str] | None = None
+    members: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 class Records:
@@ -118,9 +120,10 @@ class Records:
         self.modules[record.name] = record
         pin(record.source)
 
-    def note_names(self, name: str, names: Iterable[str]) -> None:
-        """Remember what module `name` bound when it ran."""
-        self.modules[name] = replace(self.modules[name], names=frozenset(names))
+    def note_names(self, name: str, namespace: Mapping[str, Any], foreign: Collection[str] = ()) -> None:
+        """Remember what module `name` bound when it ran; `foreign` are names that others put into it."""
+        names = frozenset(namespace.keys() - foreign)
+        self.modules[name] = replace(self.modules[name], names=names, members=_members(name, namespace))
 
     def forget(self, name: str) -> None:
         """Drop what is known of module `name`, if anything."""
@@ -139,6 +142,21 @@ _RARE_ENDS = re.compile("[\x0b\x0c\x1c-\x1e]")
 
 def _split(text: str) -> list[str]:
     return [line for line in re.split("(?<=\n)", text) if line]
+
+
+def _members(name: str, namespace: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    todo: list[Any] = list(namespace.values())
+    for value in todo:
+        is_class = isinstance(value, type)
+        if not (is_class or type(value) is FunctionType) or value.__module__ != name or value.__qualname__ in found:
+            continue
+        own = vars(value)
+        if is_class or own:
+            found[value.__qualname__] = frozenset(own)
+        if is_class:
+            todo.extend(own.values())
+    return found
 
 
 LineCacheEntry = tuple[int, None, list[str], str]

@@ -208,7 +208,7 @@ class Reloader:
                     self.records.add(ModuleRecord(name, sources.modules[name], code, origin))
                     self._parsed[name] = inputs.modules[name].new
                 for name, names in foreign.items():
-                    self.records.note_names(name, vars(sys.modules[name]).keys() - names)
+                    self.records.note_names(name, vars(sys.modules[name]), names)
                 self._disk.note_files()
 
         self._open = Transaction(report, log, close)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from tokenspeed_reload.adapters.caches import CACHED_FUNCTION
 from tokenspeed_reload.dependencies import import_edges
 from tokenspeed_reload.merge import Merge, Replaced
 from tokenspeed_reload.records import ModuleRecord
@@ -28,7 +29,8 @@ def find_stale(replaced: list[Replaced], hidden: Iterable[Any]) -> list[Stale]:
     found = []
     for entry in replaced:
         held_by = search.holders(entry.old)
-        if held_by or entry.is_held:
+        entry.is_held = entry.is_held or bool(held_by)
+        if entry.is_held:
             found.append(Stale(entry.definition, entry.why, held_by))
     return found
 
@@ -134,7 +136,9 @@ class _Search:
 
 
 def _is_part(holder: Any, value: Any) -> bool:
-    """True for holders that belong to the object itself or to this search."""
+    """True for holders that belong to the object itself, to this search, or to a cache of typing."""
+    if type(holder) is CACHED_FUNCTION and holder.__wrapped__.__module__ == "typing":
+        return True
     if isinstance(holder, FrameType) or type(holder).__module__.startswith("tokenspeed_reload."):
         return True
     if type(holder) is MethodType and holder.__self__ is value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from types import CellType, FrameType, FunctionType, GetSetDescriptorType, MethodType
@@ -12,17 +13,21 @@ from typing import Any
 
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import (
-    Attribute,
     Cell,
     ClassState,
     DictContents,
     Exchange,
     FunctionState,
+    InstanceClass,
+    InstanceSlots,
     ListContents,
     MethodWrapper,
     SetContents,
     cell_value,
+    set_class,
+    slots_of,
 )
+from tokenspeed_reload.values import attributes_of
 
 
 class Substitution:
@@ -34,10 +39,12 @@ class Substitution:
     def __init__(self, merge: Merge) -> None:
         self._merge = merge
         self._live_of = merge.live_of
+        self._seen = 0
         self._kept: list[Any] = []  # rebuilt tuples and methods stay alive as long as their ids are used
 
     def in_holders(self, holders: Iterable[Any]) -> None:
         """Replace in `holders`, and in immutable objects between them by building these anew."""
+        self._weak_references()
         class_dicts: set[int] = set()
         pending = []
         skip = {id(d) for d in self._merge.discarded}
@@ -53,6 +60,20 @@ class Substitution:
                 if id(holder) not in class_dicts and self._concerns(holder):
                     self._replace(holder)
             grown = len(self._live_of) != known
+
+    def _weak_references(self) -> None:
+        """Make, for each weak reference to a discarded object, one to the live object."""
+        for discarded in self._merge.discarded[self._seen :]:
+            live = self._live_of.get(id(discarded), discarded)
+            if live is discarded or not type(discarded).__weakrefoffset__:
+                continue
+            for old in weakref.getweakrefs(discarded):
+                kind = type(old)
+                if kind is weakref.KeyedRef:
+                    self._rebuilt(old, weakref.KeyedRef(live, old.__callback__, old.key))
+                elif kind is weakref.ref:
+                    self._rebuilt(old, weakref.ref(live, old.__callback__))
+        self._seen = len(self._merge.discarded)
 
     def supersede(self, old: Any, new: Any, hidden: Iterable[Any]) -> None:
         """Let `new` take the place of `old` in whatever holds it; `hidden` are holders that keep it."""
@@ -158,19 +179,25 @@ class Substitution:
             if not self._is_young(holder):
                 self._merge.log.once(MethodWrapper, holder)
             holder.__init__(self._resolve(holder.__func__))
-        elif hasattr(holder, "__dict__"):
+        elif kind is weakref.ref or issubclass(kind, weakref.ref):
+            return  # its referent has been exchanged with it
+        else:
             self._instance(holder)
 
     def _instance(self, holder: Any) -> None:
-        state = vars(holder)
-        if isinstance(state, dict) and any(id(value) in self._live_of for value in state.values()):
+        state = attributes_of(holder)
+        if state is not None and any(id(value) in self._live_of for value in state.values()):
             self._dict(state)
+        if any(id(value) in self._live_of for _, value in slots_of(holder)):
+            self._log(InstanceSlots, holder)
+            for slot, value in slots_of(holder):
+                if id(value) in self._live_of:
+                    slot.__set__(holder, self._resolve(value))
         new = self._live_of.get(id(type(holder)))
         if new is not None:
             try:
-                if not self._is_young(holder):
-                    self._merge.log.add(Attribute(holder, "__class__"))
-                holder.__class__ = new
+                self._log(InstanceClass, holder)
+                set_class(holder, new)
             except TypeError:
                 self._merge.notes.append(
                     f"an instance of {new.__qualname__} made by the new code could not be moved to the live class"

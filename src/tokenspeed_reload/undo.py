@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType
 from typing import Any, Protocol
 
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
@@ -277,11 +277,68 @@ class InstanceState(Record):
 
     def __init__(self, target: Any) -> None:
         self.target = target
-        self.held = list(vars(target).items())
+        self.held = list(self._state().items())
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = object.__getattribute__(self.target, "__dict__")
+        return state
 
     def exchange(self) -> None:
-        held, self.held = self.held, list(vars(self.target).items())
-        replace_dict(vars(self.target), held)
+        held, self.held = self.held, list(self._state().items())
+        replace_dict(self._state(), held)
+
+
+_HEAP_TYPE = 1 << 9
+
+
+def slots_of(target: Any) -> list[tuple[Any, Any]]:
+    """The slots of an instance, as (descriptor, value or MISSING)."""
+    found: list[tuple[Any, Any]] = []
+    for cls in type(target).__mro__:
+        if "__slots__" not in vars(cls) or not cls.__flags__ & _HEAP_TYPE:
+            continue
+        for member in vars(cls).values():
+            if type(member) is MemberDescriptorType:
+                try:
+                    found.append((member, member.__get__(target)))
+                except AttributeError:
+                    found.append((member, MISSING))
+    return found
+
+
+class InstanceSlots(Record):
+    """The values in the slots of an instance."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.held = slots_of(target)
+
+    def exchange(self) -> None:
+        held, self.held = self.held, slots_of(self.target)
+        for (slot, value), (_, now) in zip(held, self.held, strict=True):
+            if value is now:
+                continue
+            if value is MISSING:
+                slot.__delete__(self.target)
+            else:
+                slot.__set__(self.target, value)
+
+
+class InstanceClass(Record):
+    """The class of an instance."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.held = type(target)
+
+    def exchange(self) -> None:
+        held, self.held = self.held, type(self.target)
+        set_class(self.target, held)
+
+
+def set_class(target: Any, cls: type) -> None:
+    """Assign the class of an instance, which its own `__setattr__` may forbid; raises TypeError."""
+    object.__setattr__(target, "__class__", cls)
 
 
 class Exchange(Record):

@@ -35,6 +35,17 @@ def same_value(left: Any, right: Any) -> bool:
     return False
 
 
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """The `__dict__` of an instance, whatever its class says of it; None when it has none."""
+    if issubclass(type(value), type):
+        return None
+    try:
+        state = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return state if type(state) is dict else None
+
+
 def same_dict(left: dict[str, Any] | None, right: dict[str, Any] | None) -> bool:
     """True when two dicts have the same keys in the same order, and the same values."""
     if left is None or right is None:

@@ -121,7 +121,8 @@ class ClassAdapter:
             resolved = {key: merge.resolve(item) for key, item in value.items()}
             stays = old if same_dict(old, resolved) else resolved
         else:
-            follows = is_definition and merge.is_own(old)
+            module = merge.module_of(live)
+            follows = is_definition and module is not None and merge.is_own(old, module)
             stays = merge.merge_definition(old, value, where) if follows else merge.merge(old, value, where)
             if keep and stays is value and not same_value(old, value):
                 return  # set from outside; the class body did not change it
@@ -151,7 +152,7 @@ class ClassAdapter:
         merge.touch(live, counts=name != "__annotations__")
 
     def _finish(self, live: Any, merge: Merge) -> None:
-        if not isinstance(live, abc.ABCMeta) or id(live) not in merge.touched:
+        if not isinstance(live, abc.ABCMeta):
             return
         classes: list[Any] = [live]
         for cls in classes:

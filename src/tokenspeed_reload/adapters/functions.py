@@ -80,9 +80,10 @@ class FunctionAdapter:
                 merge.log.once(FunctionState, live)
                 live.__dict__[name] = stays
                 merge.touch(live)
-        if "__wrapped__" in live.__dict__ and "__wrapped__" not in new.__dict__:
+        defined = merge.members_at_load(live) | {"__wrapped__", "__isabstractmethod__"}
+        for name in [n for n in live.__dict__ if n in defined and n not in new.__dict__]:
             merge.log.once(FunctionState, live)
-            del live.__dict__["__wrapped__"]
+            del live.__dict__[name]
             merge.touch(live)
 
     def _closure(self, live: FunctionType, new: FunctionType, where: str, merge: Merge) -> None:
