@@ -285,8 +285,8 @@ class Executor:
             return self.buffers.fill(batch, shape)
 
     def _samples_plainly(self, rows: list[Row]) -> bool:
-        """Whether the kernel that captured steps sample with serves all of `rows`."""
-        return self.sample_on_device and all(row.request.sampling.plain and not row.forbidden_ids for row in rows)
+        """Whether the kernel that captured steps sample with serves all of `rows`, with which the step was filled."""
+        return self.sample_on_device and self.buffers.columns.plain and not any(row.forbidden_ids for row in rows)
 
     def _sample(self, batch: Batch, logits: torch.Tensor, inputs: DeviceInputs) -> PendingStep:
         """Choose ids from `logits` [rows that sample, vocab], and leave them where the next step looks for them."""

@@ -17,7 +17,11 @@ _NAMES = ("temperature", "top_p", "min_p", "top_k", "seeds")
 class SamplingColumns:
     """Fills the arrays that `tokenspeed_kernel.ops.sampling.sample` reads; most steps sample the same requests."""
 
+    plain: bool
+    """Whether these arrays are all that the sampling of the last step's requests needs."""
+
     def __init__(self) -> None:
+        self.plain = True
         self._requests: list[Request] = []
         self._columns: dict[str, Column] = {}
 
@@ -44,6 +48,7 @@ class SamplingColumns:
             return
         params = [request.sampling for request in requests]
         self._requests = requests
+        self.plain = all(p.plain for p in params)
         self._columns = {
             "temperature": np.array([p.temperature for p in params], dtype=np.float32),
             "top_p": np.array([p.top_p for p in params], dtype=np.float32),
