@@ -36,6 +36,7 @@ class Compiler:
 
         Raises:
             GrammarError: with the reason, when the source is not valid or too large once compiled.
+            MemoryError: when there is too little.
         """
         compilers: dict[str, Callable[[str], CompiledGrammar]] = {
             "regex": self._compiler.compile_regex,
@@ -48,6 +49,8 @@ class Compiler:
         except MemoryError:
             raise
         except Exception as error:  # the library raises what it likes, mostly RuntimeError
+            if "bad_alloc" in str(error):
+                raise MemoryError from error
             raise GrammarError(f"the {grammar.kind} is not valid: {_reason(error)}") from error
         if len(compiled) > LARGEST_COMPILED:
             size = f"{len(compiled) / 2**20:.0f} MiB once compiled, and {LARGEST_COMPILED // 2**20} are the most"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tokenspeed.runtime.protocol import DefineGrammar, ForgetGrammar, Grammar
 
 MOST_GRAMMARS = 256
-MOST_BYTES = 256 * 2**20
+MOST_BYTES = 64 * 2**20
 """Of compiled grammars that the ranks keep for requests to come."""
 
 

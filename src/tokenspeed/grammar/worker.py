@@ -28,9 +28,6 @@ from tokenspeed.lifeline import tie_to_parent
 AT_ONCE = 4
 """Grammars that are compiled at the same time."""
 
-MEMORY = 2 * 2**30
-"""Bytes that the compilation of one grammar may take."""
-
 NICENESS = 10
 """The engine comes first."""
 
@@ -51,11 +48,14 @@ class Attempt:
 class Worker:
     """Forks for the jobs as they come, a few at a time, and passes their outcomes on."""
 
-    def __init__(self, directory: str, vocab_size: int, eos_token_ids: list[int], time_limit: float) -> None:
+    def __init__(
+        self, directory: str, vocab_size: int, eos_token_ids: list[int], time_limit: float, memory_limit: int
+    ) -> None:
         self.directory = directory
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.time_limit = time_limit
+        self.memory_limit = memory_limit
         self._selector = selectors.DefaultSelector()
         self._input = bytearray()
         self._waiting: deque[Job] = deque()
@@ -120,7 +120,7 @@ class Worker:
         try:
             tie_to_parent(parent)
             os.nice(NICENESS)
-            most = psutil.Process().memory_info().vms + MEMORY
+            most = psutil.Process().memory_info().vms + self.memory_limit
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             try:
@@ -151,7 +151,7 @@ class Worker:
         elif os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGABRT:
             error = f"the {kind} crashed its compiler ({signal.Signals(os.WTERMSIG(status)).name}); simplify it"
         else:
-            error = f"the {kind} takes more than {MEMORY >> 30} GiB of memory to compile; simplify it"
+            error = f"the {kind} takes more than {self.memory_limit >> 20} MiB of memory to compile; simplify it"
         return Outcome(attempt.job.number, error=error)
 
     def _end_late_ones(self) -> None:
@@ -183,13 +183,14 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, required=True)
     parser.add_argument("--eos", type=int, nargs="+", required=True, help="ids that end an answer")
     parser.add_argument("--time-limit", type=float, required=True, help="seconds for one grammar")
+    parser.add_argument("--memory-limit", type=int, required=True, help="bytes for one grammar")
     options = parser.parse_args()
     # Ctrl-C in a terminal is for the front.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What a library prints must not get among the outcomes.
     sink = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    worker = Worker(options.tokenizer, options.vocab_size, options.eos, options.time_limit)
+    worker = Worker(options.tokenizer, options.vocab_size, options.eos, options.time_limit, options.memory_limit)
     worker.load()
     worker.run(sys.stdin.fileno(), sink)
 

@@ -59,12 +59,19 @@ class Subscription:
 
     def put(self, batch: Batch, most_blocks: int | None = None) -> None:
         """Add a batch; with a bound for what is unread, the subscriber fails instead."""
+        if self._failure is not None:
+            return
         if most_blocks is not None and self._blocks + batch.blocks > most_blocks:
             self.fail(SubscriberTooSlow(f"more than {most_blocks} blocks of events wait to be read; subscribe again"))
             return
         self._batches.append(batch)
         self._blocks += batch.blocks
         self._news.set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Batches that wait to be read."""
+        return len(self._batches)
 
     def fail(self, error: EngineUnavailable | SubscriberTooSlow) -> None:
         """Make the reader raise `error`."""

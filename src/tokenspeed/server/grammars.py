@@ -22,11 +22,14 @@ from tokenspeed.server.errors import QueueFull, UnsupportedCall
 TIME_LIMIT = 30.0
 """Seconds for one grammar."""
 
+MEMORY_LIMIT = 2 * 2**30
+"""Bytes for one grammar."""
+
 MOST_WAITING = 256
 """Grammars that are being compiled or wait for it."""
 
 KEPT = 256
-KEPT_BYTES = 256 * 2**20
+KEPT_BYTES = 64 * 2**20
 """Outcomes that are kept for requests to come, and their bytes."""
 
 SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -51,9 +54,12 @@ class GrammarCompiler:
     `on_first` is called when that starts, so that the ranks can load meanwhile what they need.
     """
 
-    def __init__(self, on_first: Callable[[], None], time_limit: float = TIME_LIMIT) -> None:
+    def __init__(
+        self, on_first: Callable[[], None], time_limit: float = TIME_LIMIT, memory_limit: int = MEMORY_LIMIT
+    ) -> None:
         self._on_first = on_first
         self._time_limit = time_limit
+        self._memory_limit = memory_limit
         self._numbers = itertools.count(1)
         self._outcomes: OrderedDict[Source, Outcome] = OrderedDict()
         self._bytes = 0
@@ -147,7 +153,8 @@ class GrammarCompiler:
     async def _start(self) -> asyncio.subprocess.Process:
         assert self._info is not None
         options = ["--tokenizer", self._info.tokenizer_path, "--vocab-size", str(self._info.vocab_size)]
-        options += ["--time-limit", str(self._time_limit), "--eos", *map(str, self._info.eos_token_ids)]
+        options += ["--time-limit", str(self._time_limit), "--memory-limit", str(self._memory_limit)]
+        options += ["--eos", *map(str, self._info.eos_token_ids)]
         lifeline = (sys.executable, "-m", "tokenspeed.lifeline", str(os.getpid()))
         return await asyncio.create_subprocess_exec(
             *lifeline,
