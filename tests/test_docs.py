@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 
-OTHERS = {"--x", "--no-x", "--help", "--version", "--data", "--gpus", "--rm"}
+OTHERS = {"--x", "--no-x", "--help", "--version", "--data", "--gpus", "--rm", "--profile-from-start"}
 """Flags of other programs that the documents use."""
 
 
@@ -48,6 +48,8 @@ def known_flags() -> set[str]:
         parser = Parser(prog=f"ts {command}", description="")
         module.configure(parser)
         flags |= _flags_of(parser)
+    for script in [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").glob("*.py")]:
+        flags |= set(re.findall(r'"(--[a-z][a-z0-9-]+)"', script.read_text()))
     return flags
 
 
