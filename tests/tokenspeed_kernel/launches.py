@@ -60,6 +60,11 @@ def launch_all(device: torch.device, dtype: torch.dtype, wanted: Callable[[str],
         starts = index(0, 1, 2, 3, 4, kind=torch.int32)
         call("attention.extend", query, *pools, tables, lengths, starts, 1, 0.1)
         call("attention.extend", many, *pools, tables[:1], lengths[:1], index(0, 200, kind=torch.int32), 200, 0.1)
+    # Wide heads of wide numbers fill the shared memory.
+    query = torch.randn(tokens, 2, 256, device=device)
+    pools = torch.randn(2, BLOCKS, BLOCK_SIZE, 1, 256, device=device).unbind()
+    call("attention.decode", query, *pools, tables, lengths, 0.1)
+    call("attention.extend", query, *pools, tables, lengths, starts, 1, 0.1)
     rows = 2
     floats = torch.ones(rows, device=device)
     counts = torch.ones(rows, dtype=torch.int64, device=device)

@@ -96,7 +96,7 @@ def cases(new: st.SearchStrategy[int], dtype: torch.dtype = torch.float32) -> st
         lengths=st.lists(st.tuples(st.integers(0, 40), new), min_size=1, max_size=6),
         kv_heads=st.integers(1, 3),
         group=st.integers(1, 4),
-        head_dim=st.sampled_from([1, 4, 10, 16]),
+        head_dim=st.sampled_from([1, 4, 10, 16, 130]),
         block_size=st.sampled_from([1, 3, 4, 16]),
         seed=st.integers(0, 999),
         dtype=st.just(dtype),

@@ -25,16 +25,17 @@ CANDIDATES = tuple(
     MappingProxyType({"block_kv": block_kv, "programs": programs, "num_warps": warps, "num_stages": stages})
     for block_kv, programs, warps, stages in (
         (64, 528, 4, 3),
-        (32, 528, 2, 4),
-        (32, 1056, 4, 4),
-        (64, 264, 4, 3),
-        (64, 528, 4, 4),
         (64, 1056, 4, 2),
+        (64, 528, 4, 4),
+        (32, 1056, 4, 4),
         (128, 264, 4, 3),
-        (128, 528, 8, 2),
     )
 )
 """Positions of one step of the loop, programs that fill a GPU, and how a program is compiled."""
+
+WIDE_HEAD = 512
+"""Bytes of a head from which on the candidates would not fit into shared memory."""
+WIDE_CANDIDATES = (MappingProxyType({"block_kv": 16, "programs": 528, "num_warps": 4, "num_stages": 2}),)
 
 
 @register_kernel("attention", "decode", solution="triton", priority=PRIORITY, devices=DEVICES, traits=TRAITS)
@@ -53,7 +54,8 @@ def decode(
 
     work = triton.next_power_of_2(seqs * kv_heads)
     bucket = (query.dtype, work, heads // kv_heads, head_dim, block_size)
-    run(TACTICS.pick("attention.decode.triton", bucket, CANDIDATES, run))
+    is_wide = triton.next_power_of_2(head_dim) * query.element_size() > WIDE_HEAD
+    run(TACTICS.pick("attention.decode.triton", bucket, WIDE_CANDIDATES if is_wide else CANDIDATES, run))
     return out
 
 

@@ -25,16 +25,17 @@ TRAITS = MappingProxyType({"head_dim": range(1, 257)})
 CANDIDATES = tuple(
     MappingProxyType({"rows": rows, "block_kv": block_kv, "num_warps": warps, "num_stages": stages})
     for rows, block_kv, warps, stages in (
-        (64, 64, 4, 2),
-        (64, 32, 4, 3),
-        (64, 64, 4, 3),
         (128, 64, 8, 2),
-        (128, 64, 4, 2),
         (128, 64, 8, 3),
-        (128, 128, 8, 2),
+        (64, 64, 4, 2),
+        (64, 64, 4, 3),
     )
 )
 """Query rows (tokens times heads) of a tile, positions of one step of the loop, and how a program is compiled."""
+
+WIDE_HEAD = 256
+"""Bytes of a head from which on the candidates would not fit into shared memory."""
+WIDE_CANDIDATES = (MappingProxyType({"rows": 32, "block_kv": 16, "num_warps": 4, "num_stages": 2}),)
 
 
 @register_kernel("attention", "extend", solution="triton", priority=PRIORITY, devices=DEVICES, traits=TRAITS)
@@ -60,7 +61,8 @@ def extend(
 
     work = triton.next_power_of_2(tokens * kv_heads)
     bucket = (query.dtype, work, heads // kv_heads, head_dim, block_size)
-    run(TACTICS.pick("attention.extend.triton", bucket, CANDIDATES, run))
+    is_wide = triton.next_power_of_2(head_dim) * query.element_size() > WIDE_HEAD
+    run(TACTICS.pick("attention.extend.triton", bucket, WIDE_CANDIDATES if is_wide else CANDIDATES, run))
     return out
 
 

@@ -23,14 +23,10 @@ CANDIDATES = tuple(
     for block_n, block_k, warps, stages in (
         (0, 0, 0, 0),
         (16, 256, 4, 4),
-        (16, 512, 4, 3),
+        (0, 0, 0, 0),
         (16, 128, 2, 6),
-        (32, 128, 4, 5),
         (32, 256, 4, 4),
-        (32, 256, 8, 4),
         (64, 128, 4, 4),
-        (64, 128, 8, 5),
-        (128, 64, 4, 5),
     )
 )
 """Outputs of a program, inputs of one step of its loop, and how it is compiled; 0 leaves the product to torch."""
