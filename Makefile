@@ -27,7 +27,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed-$(subst $(comma),-,$(EXTRAS))
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-cpu.txt
 
-KERNEL_TESTS := -c tests/tokenspeed_reload/kernels.ini --rootdir . --confcutdir tests tests/tokenspeed_reload
+KERNEL_TESTS := -c tests/tokenspeed_reload/kernels.ini --rootdir . --confcutdir tests/tokenspeed_reload tests/tokenspeed_reload
 FAST_TESTS := \
 	tests/tokenspeed_reload/test_loader.py \
 	tests/tokenspeed_reload/test_reload.py \

@@ -275,7 +275,7 @@ class Patch:
                 survey = heap.Survey(merge.codes.keys(), {heap.CACHED_FUNCTION, *running.kinds(), *libraries})
             heap.update_functions(survey, merge)
             self._report.running.extend(running.suspended(survey.others, merge.is_replaced))
-            heap.finish_libraries(survey.others, merge)
+            heap.finish_libraries([*survey.functions, *survey.others], merge)
             del survey
             self._footprint.without_repeats({id(live) for live in merge.live_of.values()})
             self._footprint.log_into(self._log)

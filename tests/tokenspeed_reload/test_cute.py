@@ -19,7 +19,7 @@ SOURCES = Path(tokenspeed_reload.__file__).parents[1]
 
 def test_edits_of_functions(tmp_path):
     command = [sys.executable, "-m", "pytest", "-c", str(HERE / "kernels.ini"), str(HERE / "cute/compiled.py")]
-    command += ["--rootdir", str(HERE.parents[1]), "--confcutdir", str(HERE.parent), "--basetemp", str(tmp_path / "t")]
+    command += ["--rootdir", str(HERE.parents[1]), "--confcutdir", str(HERE), "--basetemp", str(tmp_path / "t")]
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

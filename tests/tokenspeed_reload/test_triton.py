@@ -20,7 +20,7 @@ SOURCES = Path(tokenspeed_reload.__file__).parents[1]
 @pytest.mark.parametrize(("file", "interpret"), [("compiled.py", "0"), ("interpreted.py", "1")])
 def test_edits_of_kernels(file, interpret, tmp_path):
     command = [sys.executable, "-m", "pytest", "-c", str(HERE / "kernels.ini"), str(HERE / "triton" / file)]
-    command += ["--rootdir", str(HERE.parents[1]), "--confcutdir", str(HERE.parent), "--basetemp", str(tmp_path / "t")]
+    command += ["--rootdir", str(HERE.parents[1]), "--confcutdir", str(HERE), "--basetemp", str(tmp_path / "t")]
     environment = {**os.environ, "TRITON_INTERPRET": interpret, "PYTHONPATH": str(SOURCES)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
