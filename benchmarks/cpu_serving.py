@@ -105,7 +105,12 @@ def run_one(name: str, directory: Path, args: argparse.Namespace) -> dict[str, A
     flags = ["--one", name, "--model", str(directory), "--dtype", args.dtype, "--threads", str(args.threads)]
     flags += ["--input-len", str(args.input_len), "--output-len", str(args.output_len), "--samples", str(args.samples)]
     flags += ["--concurrency", *map(str, args.concurrency)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "STARTED": str(time.time())}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(args.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "STARTED": str(time.time()),
+    }
     result = subprocess.run(
         [sys.executable, "-m", "benchmarks.cpu_serving", *flags],
         env=environment, stdout=subprocess.PIPE, text=True, check=True,

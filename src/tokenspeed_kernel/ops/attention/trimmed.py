@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from tokenspeed_kernel.ops.attention import reference
 from tokenspeed_kernel.registry import register_kernel
+
+FEW_SEQS = 8
+"""Up to so many sequences decode one by one: that spares the masks, and all that makes the slots of a batch."""
 
 TILE_ROWS = 256
 """Rows of one sequence that are computed at once: early ones need not look at late positions."""
@@ -20,8 +24,22 @@ TILE_ROWS = 256
 def decode(
     query: Tensor, key_pool: Tensor, value_pool: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
 ) -> Tensor:
-    tables = block_tables[:, : _width(int(seq_lens.max()), key_pool)]
-    return reference.decode(query, key_pool, value_pool, tables, seq_lens, scale)
+    lengths = seq_lens.tolist()
+    if len(lengths) > FEW_SEQS:
+        tables = block_tables[:, : _width(max(lengths), key_pool)]
+        return reference.decode(query, key_pool, value_pool, tables, seq_lens, scale)
+    out = torch.zeros_like(query)
+    for row, length in enumerate(lengths):
+        if length:
+            table = block_tables[row, : _width(length, key_pool)]
+            # Only what the sequence has written: a slot that nobody has may hold anything.
+            keys, values = (
+                pool.index_select(0, table).flatten(0, 1)[:length].transpose(0, 1) for pool in (key_pool, value_pool)
+            )
+            out[row] = scaled_dot_product_attention(
+                query[row].unsqueeze(1)[None], keys[None], values[None], scale=scale, enable_gqa=True
+            ).view_as(query[row])
+    return out
 
 
 @register_kernel("attention", "extend", solution="trimmed", priority=4, devices=("cpu",))
