@@ -106,9 +106,6 @@ def test_ranges_for_a_profiler_change_nothing(
     params = SamplingParams(max_new_tokens=6, ignore_eos=True, temperature=0.0)
     ranged = start(tiny(dtype="float32"), **SMALL, serve=ServeOptions(nvtx=True))
     assert ranged.generate(PROMPTS, params) == engine.generate(PROMPTS, params)
-    # The depth before this one: every range was closed.
-    assert torch.cuda.nvtx.range_push("outermost") == 0
-    torch.cuda.nvtx.range_pop()
 
 
 def test_the_side_table_names_every_kernel(engine: InProcessEngine) -> None:
