@@ -216,6 +216,8 @@ class Registry:
         if wish is not None:
             kernels = [kernel for kernel in kernels if kernel.solution in wish.solutions]
         reasons = ", ".join(f"{kernel.name} {kernel.refusal(request)}" for kernel in kernels) or "none is registered"
+        if wish is not None and wish.solutions == ("triton",) and why_not():
+            reasons = why_not()
         advice = "choose another --dtype or --device" if wish is None else f"drop {wish.said_by}"
         return f"no kernel for {request.operation} runs on {request} ({reasons}); {advice}"
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.tokenspeed_kernel.ops.solutions import DEVICE, each, few, solutions
 from tokenspeed_kernel.ops.attention import decode_attention, extend_attention, reference, trimmed
+from tokenspeed_kernel.ops.attention.backends import ordered, ordered_shape
 from tokenspeed_kernel.registry import Kernel
 from tokenspeed_kernel.triton_language import INTERPRETED
 
@@ -160,6 +161,18 @@ def test_decode_in_parts_gives_the_same(kernel: Kernel, programs: int, monkeypat
     monkeypatch.setattr(reference, "CHUNK_ELEMENTS", 3000)
     use_tactic(kernel, monkeypatch, block_kv=16, programs=programs)
     close(case.decode(kernel), case.expected())
+
+
+@each("attention", "extend")
+def test_a_cache_whose_memory_has_another_order_gives_the_same(kernel: Kernel) -> None:
+    """Backends may keep the tokens of a head together; every kernel sees the same four dimensions."""
+    case = Case([(3, 30), (20, 1), (0, 9)], 2, 2, 8, 4, seed=7)
+    blocks, block_size, kv_heads, head_dim = case.pools[0].shape
+    for index, pool in enumerate(case.pools):
+        memory = pool.new_empty(ordered_shape((blocks, block_size, kv_heads, head_dim), "HND"))
+        case.pools[index] = ordered(memory, "HND").copy_(pool)
+        assert case.pools[index].stride(2) > case.pools[index].stride(1)
+    close(case.extend(kernel), case.expected())
 
 
 @each("attention", "extend")

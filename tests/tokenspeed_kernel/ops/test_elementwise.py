@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.tokenspeed_kernel.ops.solutions import DEVICE, DTYPES, each, few, near, random
 from tokenspeed_kernel.ops.activation import silu_and_mul
+from tokenspeed_kernel.ops.attention.backends import ordered
 from tokenspeed_kernel.ops.embedding import embedding
 from tokenspeed_kernel.ops.kvcache import write_kv
 from tokenspeed_kernel.ops.norm import add_rms_norm, rms_norm
@@ -153,6 +154,9 @@ def test_write_kv_writes_these_slots_and_no_others(
     for token, slot in enumerate(slots.tolist()):
         want[0][slot // block_size, slot % block_size] = key[token]
         want[1][slot // block_size, slot % block_size] = value[token]
-    write_kv(key, value, *pools, slots.to(DEVICE), kernel=kernel)
-    assert torch.equal(pools[0], want[0])
-    assert torch.equal(pools[1], want[1])
+    # The same in memory of another order, which some backends of attention want.
+    others = [ordered(pool.transpose(1, 2).contiguous(), "HND") for pool in pools]
+    for target in (pools, others):
+        write_kv(key, value, *target, slots.to(DEVICE), kernel=kernel)
+        assert torch.equal(target[0], want[0])
+        assert torch.equal(target[1], want[1])
