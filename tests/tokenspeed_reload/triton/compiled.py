@@ -777,3 +777,26 @@ def test_weak_dicts_keyed_by_kernels(project, write, device, pointer):
     assert table[kern.add] == 1 and kern.add in names
     transaction.undo()
     assert table[kern.add] == 1 and kern.add in names
+
+
+def test_a_compile_in_the_middle_of_a_reload_is_stored_under_its_own_key(project, write, device, pointer):
+    write("helpers", HELPER.format("3.0"))
+    write("kern", CALLER)
+    project.write_module("late", "import kern\nSOURCES = []\nkern.WARM(kern.call, SOURCES)\n")
+    project.watch("helpers", "kern", "late")
+    kern = project.load("kern")
+    blocks = iter([16, 32, 64])
+
+    def warm(kernel, sources):
+        sources.append(constant(device.run(kernel, pointer(), BLOCK=next(blocks))))
+
+    kern.WARM = warm
+    late = project.load("late")
+    assert "3.000000e+00" in late.SOURCES[0]
+    write("helpers", HELPER.format("5.0"))
+    project.write_module("late", "import kern\nSOURCES = []\nkern.WARM(kern.call, SOURCES)\nX = 1\n")
+    transaction = project.reloader.reload()
+    assert "5.000000e+00" in late.SOURCES[0]
+    transaction.undo()
+    assert "3.000000e+00" in constant(device.run(kern.call, pointer(), BLOCK=32))
+    assert "_do_compile" in vars(type(kern.call)) and type(kern.call)._do_compile.__module__ == "triton.runtime.jit"

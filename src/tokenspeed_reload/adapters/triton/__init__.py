@@ -14,6 +14,7 @@ from tokenspeed_reload.adapters.triton.library import Triton, chain, function_of
 from tokenspeed_reload.adapters.triton.reach import Reach, Reaches, callees_first, differing_globals, key_of
 from tokenspeed_reload.adapters.triton.rehash import rehash
 from tokenspeed_reload.adapters.triton.states import KernelStates, Redone, Undone, forget_binaries
+from tokenspeed_reload.adapters.triton.window import CompileWindow
 from tokenspeed_reload.merge import Merge
 
 
@@ -23,6 +24,7 @@ class TritonAdapter:
     def __init__(self) -> None:
         self._reaches = Reaches()
         self._states: KernelStates | None = None
+        self._window: CompileWindow | None = None
 
     def matches(self, live: Any, new: Any, merge: Merge) -> bool:
         """True for two kernels of one definition, wrappers included."""
@@ -51,10 +53,12 @@ class TritonAdapter:
     def begin(self, merge: Merge) -> None:
         """Remember which kernels are registered."""
         library = triton()
-        self._states = None
+        self._states = self._window = None
         if library is not None:
             self._states = KernelStates(library, self._reaches, merge.inputs.modules)
-            merge.log.add(Undone(self._states))
+            self._window = CompileWindow(library, self._reaches, self._states.add)
+            merge.log.add(Undone(self._states, self._window))
+            self._window.open()
 
     def kinds(self) -> set[type]:
         """The classes of kernels."""
@@ -64,6 +68,8 @@ class TritonAdapter:
     def finish(self, objects: list[Any], merge: Merge) -> None:
         """Find the kernels that depend on what changed, and let them compile anew."""
         library = triton()
+        if self._window is not None:
+            self._window.close()
         if library is None or self._states is None:
             return
         sweep = _Sweep(library, self._states, self._reaches, merge)

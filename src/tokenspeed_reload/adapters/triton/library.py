@@ -15,6 +15,7 @@ class Triton:
     Attributes:
         callable: what has source that kernels compile in: kernels, device and constexpr functions.
         interface: what can be launched with a grid, wrappers such as the autotuner included.
+        function: a kernel.
         autotuner: the wrapper that keeps a choice of configuration by key.
         constexpr: a compile-time constant.
         interpreted: the stand-in for kernels under TRITON_INTERPRET=1, or None when it is not loaded.
@@ -23,6 +24,7 @@ class Triton:
 
     callable: type
     interface: type
+    function: type
     autotuner: type
     constexpr: type
     interpreted: type | None
@@ -61,6 +63,7 @@ def triton() -> Triton | None:
         return Triton(
             callable=jit.JITCallable,  # type: ignore[union-attr]
             interface=jit.KernelInterface,  # type: ignore[union-attr]
+            function=jit.JITFunction,  # type: ignore[union-attr]
             autotuner=tuner.Autotuner,  # type: ignore[union-attr]
             constexpr=core.constexpr,  # type: ignore[union-attr]
             interpreted=getattr(sys.modules.get("triton.runtime.interpreter"), "InterpretedFunction", None),

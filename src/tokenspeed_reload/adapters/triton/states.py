@@ -10,6 +10,7 @@ from typing import Any
 from tokenspeed_reload.adapters.triton.library import Triton, is_tritons
 from tokenspeed_reload.adapters.triton.reach import Reaches, key_of
 from tokenspeed_reload.adapters.triton.rehash import rehash
+from tokenspeed_reload.adapters.triton.window import CompileWindow
 from tokenspeed_reload.heap import thawed
 from tokenspeed_reload.undo import Record, replace_dict
 
@@ -88,11 +89,13 @@ class KernelStates:
 class Undone(Record):
     """Exchanges the states when the reload is undone; it stands first in the log, and comes last then."""
 
-    def __init__(self, states: KernelStates) -> None:
+    def __init__(self, states: KernelStates, window: CompileWindow) -> None:
         self._states = states
+        self._window = window
         self.held = states.containers()
 
     def exchange(self) -> None:
+        self._window.close()
         if self._states.is_new_in_force:
             self._states.exchange()
 
