@@ -9,7 +9,7 @@ FORWARD_PACKAGES = (
     "tokenspeed_kernel.thirdparty",
 )
 
-WATCHED_PACKAGES = ("tokenspeed.runtime", "tokenspeed_kernel")
+WATCHED_PACKAGES = ("tokenspeed.runtime", "tokenspeed.grammar", "tokenspeed_kernel")
 """Where an edit is noticed; outside the forward packages it is reported as needing a restart."""
 
 BUILDS_ONCE = ("materialize", "slots", "load", "process")

@@ -210,7 +210,9 @@ class ServeOptions:
     )
     drain_timeout: float = option(30.0, "seconds that running requests get to finish at a stop", metavar="SECONDS")
     health_timeout: float = option(
-        30.0, "seconds without a sign of life of a rank after which the server calls itself unhealthy"
+        30.0,
+        "seconds without a sign of life of a rank after which the server calls itself unhealthy",
+        metavar="SECONDS",
     )
     log_level: str = option("info", "least severe message to print", choices=("debug", "info", "warning", "error"))
     nvtx: bool = option(
