@@ -70,6 +70,7 @@ class TritonAdapter:
         library = triton()
         if self._window is not None:
             self._window.close()
+            self._window = None
         if library is None or self._states is None:
             return
         sweep = _Sweep(library, self._states, self._reaches, merge)
