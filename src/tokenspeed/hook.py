@@ -1,4 +1,4 @@
-"""The reloader of a process that runs the model; in place before anything of the engine is imported.
+"""What a process that runs the model does first, before anything of the engine is imported.
 
 This file imports nothing of `tokenspeed.runtime` or `tokenspeed_kernel`, so that the hook sees the bytes of
 everything that runs.
@@ -6,6 +6,7 @@ everything that runs.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tokenspeed.forward import BUILDS_ONCE, FORWARD_PACKAGES, START_UP_MODULES, WATCHED_PACKAGES
@@ -28,3 +29,12 @@ def install_reloader(overlay: str | None) -> Reloader:
     )
     reloader.install()
     return reloader
+
+
+def let_threads_sleep() -> None:
+    """Have OpenMP's threads sleep at a barrier, unless the user has said how they wait.
+
+    They spin by default. Where another process wants a core, each barrier then lasts as long as the system's time
+    slice, and a step on a CPU takes ten times as long. Read when torch is loaded.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tokenspeed.errors import ConfigError, RequestError, TokenSpeedError
-from tokenspeed.hook import install_reloader
+from tokenspeed.hook import install_reloader, let_threads_sleep
 from tokenspeed.offline.outputs import Delta, Generation, TokenLogprob
 from tokenspeed.offline.params import SamplingParams
 
@@ -63,6 +63,7 @@ class LLM:
         """Load the model, unless it is there; also after `close`."""
         if self._engine is not None:
             return
+        let_threads_sleep()
         reloader = _permitted_reloader(self._settings)
 
         from tokenspeed.offline.grammars import OfflineGrammars

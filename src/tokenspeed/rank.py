@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -27,9 +26,7 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR1)  # tells where a rank hangs
     # Ctrl-C in a terminal reaches the whole process group; the front decides when a rank ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # OpenMP's threads spin at every barrier by default. Where another process wants a core, each barrier then lasts
-    # as long as the system's time slice, and a step on a CPU takes ten times as long. Read when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    hook.let_threads_sleep()
     reloader = install_reloader(args.run_dir)
 
     from tokenspeed.runtime.engine.process import run
