@@ -52,7 +52,8 @@ def interpreter(requirement: str | None, cache: Path, python: str) -> str:
 def run(engine: str, cases: list[dict[str, Any]], python: str) -> dict[str, bool]:
     """Which cases hold with `engine`."""
     command = [python, str(HERE / "reload_engines.py"), engine]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    # xreload walks sets of names: what it passes would differ from run to run.
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "PYTHONHASHSEED": "0"}
     done = subprocess.run(
         command, input=json.dumps(cases), env=environment, capture_output=True, text=True, check=False
     )
