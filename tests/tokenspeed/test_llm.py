@@ -210,6 +210,7 @@ RELOADING = """
     import shutil, sys
     from pathlib import Path
     from tokenspeed import LLM, SamplingParams
+    from tokenspeed.errors import TokenSpeedError
 
     model, overlay, source, ranks = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     edited = overlay / "tokenspeed/runtime/layers/activation.py"
@@ -233,6 +234,20 @@ RELOADING = """
         reply = llm.reload_forward()
         assert not reply["success"] and reply["phase"] == "warm" and "broken" in reply["error"], reply
         assert llm.generate("x", greedy)[0].token_ids == after
+
+        if ranks == 1:  # what the warm-up does not run fails later, and ends no other request
+            guard = "assert gate_up.shape[0] <= 8, 'too many tokens'; return silu_and_mul("
+            edited.write_text(source.read_text().replace("return silu_and_mul(", guard))
+            assert llm.reload_forward()["success"]
+            try:
+                llm.generate("word " * 20, greedy)
+            except TokenSpeedError as error:
+                assert "prompt 0 failed" in str(error) and "too many tokens" in str(error), error
+            else:
+                raise AssertionError("the answer should have failed")
+            reasons = {g.index: g.outputs[0].finish_reason for g in llm.as_completed(["word " * 20, "x"], greedy)}
+            assert reasons[0] == "error", reasons
+            assert llm.generate("x", greedy)[0].token_ids == before
 
         shutil.copyfile(source, edited)
         assert llm.reload_forward()["success"]
