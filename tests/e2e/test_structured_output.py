@@ -267,7 +267,7 @@ def test_a_grammar_goes_on_over_a_reload(server: Server, tokenizer: Tokenizer) -
     thread = threading.Thread(target=lambda: answers.extend(generate(server, long)))
     thread.start()
     server.wait_for_running()
-    server.replace("tokenspeed.runtime.sampling.edits", "(may == 0, -INF)", "(may < 1, -INF)")
+    server.replace("tokenspeed.runtime.sampling.edits", ".where(may, -INF)", ".where(may, float('-inf'))")
     assert server.reload()["success"]
     thread.join()
     ((answer,),) = answers

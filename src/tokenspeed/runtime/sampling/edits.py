@@ -107,30 +107,37 @@ class Penalties:
 
 @dataclass(frozen=True)
 class TokenMask:
-    """The ids that some rows may get, as bits."""
+    """The ids that some rows may get."""
 
     rows: Tensor
     """int64 [masked]: rows of the batch."""
-    words: Tensor
-    """int32 [masked, ceil(vocab_size / 32)]; bit i % 32 of word i // 32 stands for id i."""
+    may: Tensor
+    """bool [masked, at least vocab_size]."""
 
     @classmethod
     def build(cls, rows: Sequence[NDArray[np.int32] | None], device: torch.device) -> TokenMask | None:
-        """From the words of each row that has a mask; None without any."""
+        """From the words of each row that has a mask, bit i % 32 of word i // 32 for id i; None without any."""
         masked = [(index, words) for index, words in enumerate(rows) if words is not None]
         if not masked:
             return None
         indices, words = zip(*masked, strict=True)
-        return cls(
-            rows=torch.tensor(indices, dtype=torch.int64, device=device),
-            words=torch.from_numpy(np.stack(words)).to(device),
-        )
+        return cls(torch.tensor(indices, dtype=torch.int64, device=device), _bits(np.stack(words), device))
 
     def apply(self, logits: Tensor) -> Tensor:
         """float32 [rows, vocab_size] to the same shape, with -inf for every id that a row may not get."""
-        bits = torch.arange(32, dtype=torch.int32, device=self.words.device)
-        may = ((self.words.unsqueeze(2) >> bits) & 1).flatten(1)[:, : logits.shape[1]]
-        return logits.index_copy(0, self.rows, logits[self.rows].masked_fill(may == 0, -INF))
+        may = self.may[:, : logits.shape[1]]
+        if len(may) == len(logits):
+            return logits.where(may, -INF)
+        return logits.index_copy(0, self.rows, logits[self.rows].where(may, -INF))
+
+
+def _bits(words: NDArray[np.int32], device: torch.device) -> Tensor:
+    """bool [rows, 32 * words], from the lowest bit of each int32 [rows, words] on."""
+    if device.type == "cpu":
+        # numpy unpacks bits ten times faster than torch shifts them.
+        return torch.from_numpy(np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").view(np.bool_))
+    shifts = torch.arange(32, dtype=torch.int32, device=device)
+    return ((torch.from_numpy(words).to(device).unsqueeze(2) >> shifts) & 1).bool().flatten(1)
 
 
 def _pairs(ids: Sequence[Sequence[int]], device: torch.device) -> Tensor:

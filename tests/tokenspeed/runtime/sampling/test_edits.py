@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tokenspeed.runtime.protocol import SamplingParams
 from tokenspeed.runtime.sampling.batch import SamplingBatch, SamplingRow
-from tokenspeed.runtime.sampling.edits import LogitBias, Penalties
+from tokenspeed.runtime.sampling.edits import LogitBias, Penalties, TokenMask
 from tokenspeed.runtime.sampling.sampler import Sampler
 
 CPU = torch.device("cpu")
@@ -143,3 +144,21 @@ def test_a_row_in_which_everything_is_forbidden_still_gets_a_token(temperature: 
     other = SamplingRow(params, 0)
     picked = Sampler()(logits_for(2, 0), SamplingBatch.build([row, other], CPU)).tolist()
     assert all(0 <= token_id < VOCAB for token_id in picked)
+
+
+@settings(deadline=None)
+@given(st.lists(st.none() | st.sets(st.integers(0, 69), min_size=1), min_size=1, max_size=4))
+def test_a_mask_leaves_what_it_allows_and_other_rows_alone(masks: list[set[int] | None]) -> None:
+    def words(allowed: set[int]) -> Any:
+        bits = sum(1 << token for token in allowed)
+        return np.array([bits >> 32 * word & 0xFFFFFFFF for word in range(3)], dtype=np.uint32).view(np.int32)
+
+    logits = torch.randn(len(masks), 70)
+    before = logits.clone()
+    mask = TokenMask.build([None if allowed is None else words(allowed) for allowed in masks], CPU)
+    masked = logits if mask is None else mask.apply(logits)
+    for row, allowed in enumerate(masks):
+        for token in range(70):
+            may = allowed is None or token in allowed
+            assert masked[row, token] == (before[row, token] if may else -INF)
+    assert torch.equal(logits, before)
