@@ -47,7 +47,9 @@ def test_logits_of_a_random_model(
         cache=CacheOptions(max_total_tokens=8192),
     )
     tokens = torch.randint(1, 1000, (100,), generator=torch.Generator().manual_seed(3)).tolist()
-    rounded = hf_model(hf_config(model_type)).to(getattr(torch, dtype)).cuda()
+    rounded = hf_model(hf_config(model_type)).cuda()
+    for parameter in rounded.parameters():  # and not the frequencies, which a checkpoint does not round
+        parameter.data = parameter.data.to(getattr(torch, dtype))
     with torch.inference_mode():
         ids = torch.tensor([tokens], device="cuda")
         theirs = rounded(ids).logits[0].double().cpu()

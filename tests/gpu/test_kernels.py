@@ -21,6 +21,7 @@ from tokenspeed_kernel.ops.gemm.block_fp8 import dequantise
 from tokenspeed_kernel.registry import REGISTRY, Kernel
 from tokenspeed_kernel.tactics import Tactic
 from tokenspeed_kernel.workloads import ModelShape, Workloads
+from tokenspeed_kernel.workspace import WORKSPACE
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,6 +38,12 @@ ERRORS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 
 shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 dtypes = pytest.mark.parametrize("dtype", ERRORS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def planning() -> None:
+    """An engine that ran before has fixed the workspace of this process."""
+    WORKSPACE.reopen(torch.device("cuda", torch.cuda.current_device()))
 
 
 @pytest.fixture(autouse=True)
