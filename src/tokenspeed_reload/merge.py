@@ -215,6 +215,8 @@ class Merge:
             return value.__globals__ is module.namespace
         if value.__code__.co_filename == module.old.source.path and self.is_old_code(value):
             return True
+        if value.__module__ == module.name and any(library.wraps(value) for library in self.libraries):
+            return True  # a library may have put code of its own into it
         inner = [value.__dict__.get("__wrapped__"), *(cell_value(c) for c in value.__closure__ or ())]
         return depth > 0 and any(type(v) is FunctionType and self.is_own(v, module, depth - 1) for v in inner)
 
