@@ -118,7 +118,7 @@ def _settle(
         merge.new_values.append((module.name, name))
     if held is not MISSING and is_atom(held):
         merge.constants[module.name, name] = Constant(held)
-    built_here = name in module.value_names or _is_definition(module, name)
+    built_here = bool(module.old.kinds_of(name) - {"import"})
     known = any(entry.old is held for entry in merge.replaced)
     follows = held is MISSING or is_atom(held) or isinstance(held, ModuleType) or id(held) in merge.new_of
     follows = follows or _is_defined_elsewhere(held, module, name)

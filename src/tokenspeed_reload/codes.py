@@ -25,6 +25,7 @@ class CodeMap:
 
     def __init__(self, old: CodeType, new: CodeType) -> None:
         self._follows: dict[CodeType, CodeType | None] = {}
+        self._new = set(_all_of(new))
         self.removed: list[CodeType] = []
         self._certain: set[CodeType] = set()
         self._follows[old] = new
@@ -33,6 +34,10 @@ class CodeMap:
     def follower(self, code: CodeType) -> CodeType | None:
         """The new version of `code`, or None when it is not of the old module or was removed."""
         return self._follows.get(code)
+
+    def is_new(self, code: CodeType) -> bool:
+        """True for code of the new version; some code of the old version may be equal to it."""
+        return code in self._new
 
     def is_replaced(self, code: CodeType) -> bool:
         """True for code of the old version that does something else in the new one, or is gone."""
@@ -66,6 +71,12 @@ class CodeMap:
 def is_in_place(code: CodeType, wanted: CodeType) -> bool:
     """True when `code` is `wanted` in all, its file included, which equality of code leaves out."""
     return code == wanted and code.co_filename == wanted.co_filename
+
+
+def _all_of(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in nested(code):
+        yield from _all_of(inner)
 
 
 def nested(code: CodeType) -> Iterator[CodeType]:

@@ -78,6 +78,8 @@ def finish_libraries(objects: list[Any], merge: Merge) -> None:
 def _update(function: FunctionType, merge: Merge) -> None:
     code = function.__code__
     after = merge.follower(code)
+    if merge.runs_new_code(function):
+        return
     if after is None or is_in_place(code, after) or is_redirection(function) or id(function) in merge.pinned:
         return
     where = f"{function.__module__}.{function.__qualname__}"

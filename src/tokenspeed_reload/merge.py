@@ -192,6 +192,16 @@ class Merge:
         codes = self.codes.get(code.co_filename)
         return codes.follower(self.padding.get(code, code)) if codes is not None else None
 
+    def runs_new_code(self, function: FunctionType) -> bool:
+        """True for a function that this reload made or updated.
+
+        Its code may equal that of another function which stood on the same line before.
+        """
+        if id(function) not in self.young and id(function) not in self.touched:
+            return False
+        codes = self.codes.get(function.__code__.co_filename)
+        return codes is not None and codes.is_new(self.padding.get(function.__code__, function.__code__))
+
     def is_replaced(self, code: CodeType) -> bool:
         """True for code that the reload replaces by other code, or removes."""
         codes = self.codes.get(code.co_filename)

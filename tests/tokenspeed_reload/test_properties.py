@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -46,16 +49,37 @@ def statement(draw, name: str, provider: str | None) -> str:
         f"class _B{name}:\n    def m(self): return {n}\n"
         f"class {name}(_B{name}):\n    def m(self): return super().m() + 1",
         f"try:\n    {name} = value({source})\nexcept NameError:\n    {name} = 'none'",
+        f"@dataclasses.dataclass\nclass {name}:\n    x: int = {n}\n    def m(self): return self.x, {n}",
+        f"class {name}(enum.Enum):\n    ONE = {n}\n    TWO = 'two'\n    def m(self): return {n}",
+        f"if {n} > 1:\n    def {name}(x=0): return {n}\nelse:\n    {name} = {n}",
+        f"if {n} > 1:\n    class {name}:\n        def m(self): return {n}\nelse:\n    def {name}(x=1): return x",
+        f"{name} = 0\nfor _i in range({n}):\n    {name} += _i",
+        f"def {name}(x={n}): return x\n{name}.mark = {n}",
+        f"class {name}:\n    @functools.cached_property\n    def m(self): return {n}\n"
+        f"    @classmethod\n    def c(cls): return cls.__name__, {n}",
+        f"class {name}(Base):\n    def m(self): return super().m() + {n}",
+        f"{name} = functools.partial(value, {n})",
+        f"{name} = [lambda x=0: {n}, lambda x=1: x]",
+        f"async def {name}(x=0): return {n}",
     ]
     if provider:
         forms += [f"from {provider} import {other} as {name}", f"{name} = {provider}.{other}"]
+        forms += [
+            f"class {name}({provider}.{other} if kind({provider}.{other}) else object):\n    def k(self): return {n}",
+            f"@{provider}.deco\ndef {name}(x={n}): return x",
+            f"def {name}(x=0):\n    from {provider} import {other}\n    return value({other})",
+        ]
     return draw(st.sampled_from(forms))
 
 
 HEAD = """
-import functools
+import dataclasses, enum, functools
 def value(x):
-    return x.__name__ if callable(x) else x
+    return getattr(x, "__name__", "none") if callable(x) else x
+def kind(x):
+    return type(x) is type
+class Base:
+    def m(self): return 1
 def deco(fn):
     @functools.wraps(fn)
     def wrapper(x=0): return [fn(x)]
@@ -72,39 +96,52 @@ def module(draw, provider: str | None) -> str:
 
 @st.composite
 def program(draw) -> dict[str, str]:
-    return {"p_one": draw(module(None)), "p_two": draw(module("p_one"))}
+    return {"p_one": draw(module(None)), "p_two": draw(module("p_one")), "p_three": draw(module("p_two"))}
 
 
 def observe(value: Any, depth: int = 0) -> Any:
     """What can be seen of a value, without identities."""
     if depth > 3:
         return "..."
+    if isinstance(value, enum.EnumMeta):
+        return (value.__name__, [(e.name, observe(e.value, depth + 1), e.m()) for e in value])
     if isinstance(value, type):
         instance = value()
-        members = sorted(n for n in vars(value) if not n.startswith("__"))
-        seen = [(name, observe(getattr(instance, name), depth + 1)) for name in members]
-        return (value.__name__, [base.__name__ for base in value.__mro__], seen)
+        members = sorted(n for n in dir(value) if not n.startswith("__"))
+        seen = [(name, observe(getattr(instance, name, "unset"), depth + 1)) for name in members]
+        return (value.__name__, [base.__name__ for base in value.__mro__], seen, dataclasses.is_dataclass(value))
     if isinstance(value, types.GeneratorType):
         return list(value)
+    if isinstance(value, types.CoroutineType):
+        value.close()
+        return "coroutine"
     if callable(value):
-        return (value.__name__, observe(value(), depth + 1))
+        marks = getattr(value, "mark", None)
+        return (getattr(value, "__name__", "?"), observe(value(), depth + 1), marks)
     if isinstance(value, list | tuple):
         return [observe(item, depth + 1) for item in value]
     return value
+
+
+def definitions(name: str) -> dict[str, Any]:
+    """The functions and classes that a module defines under their own names."""
+    found = {n: vars(sys.modules[name]).get(n) for n in NAMES}
+    own = (types.FunctionType, type)
+    return {n: v for n, v in found.items() if isinstance(v, own) and (v.__module__, v.__qualname__) == (name, n)}
 
 
 def look(name: str) -> Any:
     return {n: observe(v) for n, v in vars(sys.modules[name]).items() if n in NAMES}
 
 
-def fresh(sources: dict[str, str]) -> Any:
-    """Run the sources in new modules, as a new interpreter would."""
+def fresh(sources: dict[str, str], seen: Callable[[str], Any] | None = None) -> Any:
+    """What is seen of the sources run in new modules, as a new interpreter would."""
     saved = {name: sys.modules.pop(name) for name in sources}
     try:
         for name, text in sources.items():
             new = sys.modules[name] = types.ModuleType(name)
             exec(compile(text, name, "exec"), new.__dict__)
-        return {name: look(name) for name in sources}
+        return {name: (seen or look)(name) for name in sources}
     except Exception:
         return None
     finally:
@@ -123,7 +160,7 @@ def start(project, sources):
 @SETTINGS
 @given(programs=st.lists(program(), min_size=2, max_size=5))
 def test_a_reloaded_program_equals_a_fresh_one(project, programs):
-    first = {"p_one": HEAD, "p_two": HEAD}
+    first = {"p_one": HEAD, "p_two": HEAD, "p_three": HEAD}
     start(project, first)
     for sources in programs:
         for name, text in sources.items():
@@ -137,10 +174,36 @@ def test_a_reloaded_program_equals_a_fresh_one(project, programs):
             assert {name: look(name) for name in sources} == expected
 
 
+def observe_definitions(name: str) -> dict[str, Any]:
+    return {n: observe(v) for n, v in definitions(name).items()}
+
+
+@SETTINGS
+@given(programs=st.lists(program(), min_size=2, max_size=3))
+def test_what_is_held_follows_or_is_reported(project, programs):
+    start(project, {"p_one": HEAD, "p_two": HEAD, "p_three": HEAD})
+    for sources in programs:
+        for name, text in sources.items():
+            project.write_module(name, text)
+        expected = fresh(sources, observe_definitions)
+        held = {name: definitions(name) for name in sources}
+        try:
+            report = project.reload()
+        except ReloadError:
+            assert expected is None
+            continue
+        told = {s.definition for s in report.stale} | {n.what for n in report.needs_restart}
+        for module, objects in held.items():
+            for name, value in objects.items():
+                now = expected[module].get(name)
+                if now is not None and f"{module}.{name}" not in told:
+                    assert observe(value) == now, f"{module}.{name}"
+
+
 @SETTINGS
 @given(first=program(), second=program())
 def test_undo_restores_everything(project, picture, first, second):
-    start(project, {"p_one": HEAD, "p_two": HEAD})
+    start(project, {"p_one": HEAD, "p_two": HEAD, "p_three": HEAD})
     if fresh(first) is None:
         return
     for name, text in first.items():
@@ -166,7 +229,7 @@ def test_undo_restores_everything(project, picture, first, second):
 @SETTINGS
 @given(first=program(), second=program())
 def test_there_and_back_drifts_by_nothing(project, first, second):
-    start(project, {"p_one": HEAD, "p_two": HEAD})
+    start(project, {"p_one": HEAD, "p_two": HEAD, "p_three": HEAD})
     expected = fresh(first)
     if expected is None or fresh(second) is None:
         return

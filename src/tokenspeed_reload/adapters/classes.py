@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import enum
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
@@ -33,6 +34,7 @@ class ClassAdapter:
             and isinstance(new, type)
             and live.__module__ == new.__module__
             and live.__qualname__ == new.__qualname__
+            and isinstance(live, enum.EnumMeta) == isinstance(new, enum.EnumMeta)
         )
 
     def merge(self, live: Any, new: Any, where: str, merge: Merge) -> Any:
