@@ -28,6 +28,7 @@ import torch  # noqa: E402
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, ModelOptions, SchedulerOptions  # noqa: E402
 from tokenspeed.runtime.distributed.channel import Channel  # noqa: E402
 from tokenspeed.runtime.engine.control import ControlQueue  # noqa: E402
+from tokenspeed.runtime.engine.grammars import Grammars  # noqa: E402
 from tokenspeed.runtime.engine.loop import EngineLoop  # noqa: E402
 from tokenspeed.runtime.engine.profiler import Profiler  # noqa: E402
 from tokenspeed.runtime.engine.startup import Startup  # noqa: E402
@@ -99,7 +100,19 @@ class Engine:
         control = ControlQueue(self.scheduler, self.sink, None)  # type: ignore[arg-type]
         channel, sink = self.startup.channel, self.sink
         profiler = Profiler(channel, sink, self.startup.device.type)  # type: ignore[arg-type]
-        self.loop = EngineLoop(channel, self.inbox, sink, self.scheduler, self.executor, control, profiler, True)  # type: ignore[arg-type]
+        source = self.startup.source
+        grammars = Grammars(source.tokenizer_dir, source.config.vocab_size, source.config.eos_token_ids)
+        self.loop = EngineLoop(
+            channel,
+            self.inbox,
+            sink,
+            self.scheduler,
+            self.executor,
+            control,
+            profiler,
+            grammars,
+            overlap=True,  # type: ignore[arg-type]
+        )
         return self
 
     def submit(self, name: str, prompt: list[int], tokens: int) -> None:

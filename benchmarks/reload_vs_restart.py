@@ -41,6 +41,11 @@ def main() -> None:
                 server.stop()
 
 
+def appending(lines: str) -> Callable[[str], str]:
+    """An edit that adds `lines` to the end of a file."""
+    return lambda text: text + lines
+
+
 def measure(title: str, server: Server, restarts: int, reloads: int) -> None:
     """Restart and reload one server, and print its figures."""
     start = timed(lambda: first_token(server.start()))
@@ -48,7 +53,7 @@ def measure(title: str, server: Server, restarts: int, reloads: int) -> None:
     waits: list[float] = []
     phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for number in range(reloads):
-        server.edit(LAYER, lambda text, number=number: f"{text}\n# edit {number}\nEDIT_{number} = {number}\n")
+        server.edit(LAYER, appending(f"\n# edit {number}\nEDIT_{number} = {number}\n"))
 
         def wait() -> None:
             reply = server.reload()

@@ -69,6 +69,7 @@ class EngineLoop:
         control: ControlQueue,
         profiler: Profiler,
         grammars: Grammars,
+        *,
         overlap: bool = False,
     ):
         self.channel = channel

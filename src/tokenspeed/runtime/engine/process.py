@@ -82,7 +82,7 @@ def build(config: Config, channel: Channel, stream: Stream, outbox: Outbox, relo
     grammars = Grammars(source.tokenizer_dir, source.config.vocab_size, source.config.eos_token_ids)
     overlap = startup.device.type != "cpu"  # on a CPU nothing runs beside the host
     loop = EngineLoop(
-        channel, stream, outbox, startup.scheduler, startup.executor, control, profiler, grammars, overlap
+        channel, stream, outbox, startup.scheduler, startup.executor, control, profiler, grammars, overlap=overlap
     )
     outbox.send(Ready(info=startup.info()))
     return loop
