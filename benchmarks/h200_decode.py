@@ -90,28 +90,26 @@ class Engine:
     """One rank in this process."""
 
     def __init__(self, config: Config, run_dir: Path):
-        self.inbox, self.sink = Inbox(), Sink()
-        self.startup = Startup(config, Channel(0, 1, run_dir), self.sink)  # type: ignore[arg-type]
+        # Stand-ins for the stream and the outbox, which are classes and not protocols.
+        self.inbox: Any = Inbox()
+        self.sink: Any = Sink()
+        self.startup = Startup(config, Channel(0, 1, run_dir), self.sink)
 
     def start(self) -> Engine:
         """Load, measure, capture."""
         self.startup.run()
         self.executor, self.scheduler = self.startup.executor, self.startup.scheduler
-        control = ControlQueue(self.scheduler, self.sink, None)  # type: ignore[arg-type]
-        channel, sink = self.startup.channel, self.sink
-        profiler = Profiler(channel, sink, self.startup.device.type)  # type: ignore[arg-type]
-        source = self.startup.source
-        grammars = Grammars(source.tokenizer_dir, source.config.vocab_size, source.config.eos_token_ids)
+        channel, source = self.startup.channel, self.startup.source
         self.loop = EngineLoop(
             channel,
             self.inbox,
-            sink,
+            self.sink,
             self.scheduler,
             self.executor,
-            control,
-            profiler,
-            grammars,
-            overlap=True,  # type: ignore[arg-type]
+            ControlQueue(self.scheduler, self.sink, None),
+            Profiler(channel, self.sink, self.startup.device.type),
+            Grammars(source.tokenizer_dir, source.config.vocab_size, source.config.eos_token_ids),
+            overlap=True,
         )
         return self
 
