@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 PROCESS_STARTED = time.time()
 
@@ -30,8 +30,10 @@ from tokenspeed.runtime.distributed.channel import Channel  # noqa: E402
 from tokenspeed.runtime.engine.control import ControlQueue  # noqa: E402
 from tokenspeed.runtime.engine.grammars import Grammars  # noqa: E402
 from tokenspeed.runtime.engine.loop import EngineLoop  # noqa: E402
+from tokenspeed.runtime.engine.outbox import Outbox  # noqa: E402
 from tokenspeed.runtime.engine.profiler import Profiler  # noqa: E402
 from tokenspeed.runtime.engine.startup import Startup  # noqa: E402
+from tokenspeed.runtime.engine.stream import Stream  # noqa: E402
 from tokenspeed.runtime.protocol import Loads, Outputs, RequestOutput, SamplingParams, Stop, Submit  # noqa: E402
 from tokenspeed.runtime.scheduler.batch import Batch, Row  # noqa: E402
 from tokenspeed.runtime.scheduler.request import Request  # noqa: E402
@@ -90,24 +92,22 @@ class Engine:
     """One rank in this process."""
 
     def __init__(self, config: Config, run_dir: Path):
-        # Stand-ins for the stream and the outbox, which are classes and not protocols.
-        self.inbox: Any = Inbox()
-        self.sink: Any = Sink()
-        self.startup = Startup(config, Channel(0, 1, run_dir), self.sink)
+        self.inbox, self.sink = Inbox(), Sink()
+        self.startup = Startup(config, Channel(0, 1, run_dir), cast(Outbox, self.sink))
 
     def start(self) -> Engine:
         """Load, measure, capture."""
         self.startup.run()
         self.executor, self.scheduler = self.startup.executor, self.startup.scheduler
-        channel, source = self.startup.channel, self.startup.source
+        channel, source, outbox = self.startup.channel, self.startup.source, cast(Outbox, self.sink)
         self.loop = EngineLoop(
             channel,
-            self.inbox,
-            self.sink,
+            cast(Stream, self.inbox),
+            outbox,
             self.scheduler,
             self.executor,
-            ControlQueue(self.scheduler, self.sink, None),
-            Profiler(channel, self.sink, self.startup.device.type),
+            ControlQueue(self.scheduler, outbox, None),
+            Profiler(channel, outbox, self.startup.device.type),
             Grammars(source.tokenizer_dir, source.config.vocab_size, source.config.eos_token_ids),
             overlap=True,
         )
