@@ -90,7 +90,7 @@ class InProcessEngine:
             self.control,
             self.profiler,
             self.grammars,
-            bool(self.overlap),
+            overlap=bool(self.overlap),
         )
 
     def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[list[int]]:
