@@ -50,7 +50,7 @@ who can reach it controls the engine.
 
 Bodies are JSON objects; a body that is left out is an empty one. Every answer is JSON, apart from the metrics. A call
 that fails answers with `success` false, a `code`, and one sentence in `message`: with status 400 for what cannot be
-done, 404 and 405 for what is not there, 503 while the engine starts or stops.
+done, also while the engine starts or stops, with 404 and 405 for what is not there. `/health` has 503 in place of 400.
 """
 
 

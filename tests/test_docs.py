@@ -92,7 +92,7 @@ def test_flags_and_commands_that_are_named_exist(name: str) -> None:
         flag for path in ROOT.glob("benchmarks/*.py") for flag in re.findall(r'"(--[a-z0-9-]+)"', path.read_text())
     }
     assert unknown <= quoted, f"{name} names {sorted(unknown - quoted)}"
-    commands = {command.partition(" ")[0] for command in COMMANDS} | {"wire"}
+    commands = {command.partition(" ")[0] for command in COMMANDS}
     assert set(re.findall(r"(?<![\w/-])ts ([a-z][a-z-]+)", text)) <= commands, name
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets(), name
 

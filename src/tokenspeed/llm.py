@@ -14,6 +14,7 @@ from tokenspeed.errors import ConfigError, RequestError, TokenSpeedError
 from tokenspeed.hook import install_reloader, let_threads_sleep
 from tokenspeed.offline.outputs import Delta, Generation, TokenLogprob
 from tokenspeed.offline.params import SamplingParams
+from tokenspeed.offline.prompts import Params, Prompt, Prompts, as_list, one_each, token_ids
 
 if TYPE_CHECKING:
     from tokenspeed.offline.answers import Batch
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
 
 # The engine is imported by methods only: the reloader's hook has to be in place before.
 
-Prompt = str | Sequence[int]
-Prompts = Prompt | Sequence[Prompt]
 Messages = Sequence[Mapping[str, Any]]
-Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
@@ -254,8 +252,8 @@ class LLM:
         from tokenspeed.runtime.protocol import Submit
 
         engine = self._opened()
-        asked = _as_list(prompts)
-        params = _one_each(sampling_params, len(asked))
+        asked = as_list(prompts)
+        params = one_each(sampling_params, len(asked))
         ids = [self._ids_of(prompt) for prompt in asked]
         samplings = [self._intake.accept(prompt, wanted) for prompt, wanted in zip(ids, params, strict=True)]
         for answers in samplings:
@@ -342,10 +340,7 @@ class LLM:
     def _ids_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        try:
-            return [int(token) for token in prompt]
-        except (TypeError, ValueError) as error:
-            raise RequestError("a prompt must be a text or a list of token ids") from error
+        return token_ids(prompt)
 
     def _tokenizer_or_none(self, needed: bool) -> Tokenizer | None:
         """The tokenizer; None where the model has none and nothing needs it."""
@@ -387,20 +382,3 @@ def _permitted_reloader(settings: Mapping[str, Any]) -> Reloader | None:
     if not _RELOADER_CACHE:
         _RELOADER_CACHE[overlay] = install_reloader(overlay)
     return _RELOADER_CACHE[overlay]
-
-
-def _as_list(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts; one prompt becomes a list of one."""
-    if isinstance(prompts, str) or (len(prompts) and not isinstance(prompts[0], str | Sequence)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _one_each(params: Params, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(
-            f"there are {count} prompts and {len(params)} sampling parameters; give one, or one for each"
-        )
-    return list(params)

@@ -163,6 +163,16 @@ def test_requests_that_cannot_be_served_are_refused_before_any_begins(llm: LLM) 
         ("x", SamplingParams(n=0), "n must be"),
         ("x", SamplingParams(logprobs=-1), "logprobs"),
         ("x", SamplingParams(stop=""), "stop strings"),
+        ("x", SamplingParams(stop=5), "cannot be right"),  # type: ignore[arg-type]
+        ("x", SamplingParams(n="two"), "cannot be right"),  # type: ignore[arg-type]
+        ("x", SamplingParams(prompt_logprobs="all"), "prompt_logprobs"),  # type: ignore[arg-type]
+        ("x", SamplingParams(logit_bias=[5]), "cannot be right"),  # type: ignore[arg-type]
+        ("x", SamplingParams(json_schema={"enum": {1}}), "cannot be right"),
+        ("x", SamplingParams(regex="a", json_schema={}), "regex and json_schema"),
+        ("x", {"temperature": 0}, "must be SamplingParams"),
+        ("x", [SamplingParams()] * 2, "1 prompts and 2"),
+        (5, None, "text or a list of token ids"),
+        ({"prompt": "x"}, None, "text or a list of token ids"),
     ):
         given = prompt if prompt else [prompt]
         with pytest.raises(RequestError, match=reason):

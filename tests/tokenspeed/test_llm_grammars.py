@@ -30,6 +30,14 @@ def test_answers_follow_their_grammars(llm: LLM) -> None:
     assert plain.text == llm.generate("The answer is", params[2])[0].text
 
 
+def test_only_as_many_compiled_grammars_are_kept_as_the_bound_says(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenspeed.offline.grammars.MOST_GRAMMARS", 2)
+    words = ["red", "green", "blue", "grey"]
+    params = [SamplingParams(regex=word, max_tokens=30) for word in words]
+    assert [answer.text for answer in llm.generate(["The colour is"] * 4, params)] == words
+    assert len(llm._grammars._compiled) == 2
+
+
 def test_a_grammar_that_is_not_valid_begins_nothing(llm: LLM) -> None:
     with pytest.raises(RequestError, match="parenthesis"):
         llm.generate(["a", "b"], [SamplingParams(max_tokens=2), SamplingParams(regex="(a")])

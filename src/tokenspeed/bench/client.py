@@ -78,7 +78,7 @@ class Client:
             async with self._session.get(f"{self.base_url}/v1/models") as reply:
                 reply.raise_for_status()
                 return str((await reply.json())["data"][0]["id"])
-        except (aiohttp.ClientError, OSError, ValueError, LookupError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
             raise ResourceError(
                 f"{self.base_url} does not tell its models ({_reason(error)}); check the address"
             ) from error
@@ -118,13 +118,15 @@ class Client:
                 await self._read(reply, result)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             result.error = _reason(error)
+        except (LookupError, TypeError, AttributeError) as error:
+            result.error = f"the answer is not that of an OpenAI-compatible server ({_reason(error)})"
         return result
 
     async def _read(self, reply: aiohttp.ClientResponse, result: RequestResult) -> None:
         latest, chunks = result.started, 0
         async for event in _events(reply):
-            if "error" in event:
-                result.error = str(event["error"])[:500]
+            if error := event.get("error"):
+                result.error = str(error)[:500]
                 return
             if usage := event.get("usage"):
                 result.output_len = usage["completion_tokens"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,10 +139,12 @@ def _conversations(path: Path) -> list[tuple[str, str]]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         turns = [entry.get("conversations", entry.get("conversation", [])) for entry in entries]
-        return [(turn[0]["value"], turn[1]["value"]) for turn in turns if len(turn) >= 2]
+        return [(_text(turn[0]["value"]), _text(turn[1]["value"])) for turn in turns if len(turn) >= 2]
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ConfigError(f"--dataset-path {path} is no file of ShareGPT's form ({error})") from error
 
 
-Dataset = Callable[[int], list[Sample]]
-"""Makes so many samples."""
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.50} is no text")
+    return value

@@ -20,9 +20,6 @@ METRICS = {
 }
 """What is measured of each request, in milliseconds."""
 
-GOODPUT_METRICS = ("ttft", "tpot", "e2el")
-"""Of these --goodput may set bounds: each request has one of them."""
-
 
 def figures(
     results: Sequence[RequestResult],

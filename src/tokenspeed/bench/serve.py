@@ -160,13 +160,15 @@ class _Load:
         times = arrival_times(len(samples), options.request_rate, options.burstiness, rng)
         if options.profile is not None:
             await self._client.call("/start_profile", options.profile)
-        with tqdm(total=len(samples), disable=not options.progress, unit="req") as bar:
-            started = time.perf_counter()
-            results = await self._all(samples, times, bar)
-            duration = time.perf_counter() - started
-        # A profile of a number of steps ends by itself.
-        if options.profile is not None and options.profile.get("num_steps") is None:
-            await self._client.call("/stop_profile", {})
+        try:
+            with tqdm(total=len(samples), disable=not options.progress, unit="req") as bar:
+                started = time.perf_counter()
+                results = await self._all(samples, times, bar)
+                duration = time.perf_counter() - started
+        finally:
+            # After Ctrl-C as well: the server would record on. A profile of a number of steps ends by itself.
+            if options.profile is not None and options.profile.get("num_steps") is None:
+                await self._client.call("/stop_profile", {})
         return results, duration
 
     async def _all(
@@ -250,6 +252,7 @@ def _check(options: ServeOptions) -> None:
             raise ConfigError(f"{flag} must be 1 or more, not {value}")
     for flag, value in (
         ("--num-warmups", options.num_warmups),
+        ("--seed", options.seed),
         ("--random-prefix-len", options.dataset.random_prefix_len),
     ):
         if value < 0:

@@ -41,7 +41,7 @@ def run(
         if value is not None and value < 1:
             raise ConfigError(f"{flag} must be 1 or more, not {value}")
     with LLM(model, **{"enable_prefix_caching": False, **settings}) as llm:
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed % 2**64)  # the engine's seed may be negative
         if dataset_name == "sharegpt":
             asked = _conversations(llm, dataset_path, rng, num_prompts, output_len)
         else:

@@ -28,6 +28,9 @@ SAME_NAMES = (
 )
 RENAMED = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "ebnf": "ebnf_grammar"}
 
+CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
+"""The wire has room for one of them, and would keep the last one without a word."""
+
 
 class OfflineIntake:
     """Turns what users say into what ranks take."""
@@ -41,21 +44,25 @@ class OfflineIntake:
         Raises:
             RequestError: when the request cannot be served as it is.
         """
+        request = _request(prompt, params)
         if params.n < 1:
             raise RequestError(f"n must be 1 or more, not {params.n}")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(params, name)
-            if value is not None and not 0 <= value <= MOST_TOP_LOGPROBS:
+            if value is not None and not (isinstance(value, int) and 0 <= value <= MOST_TOP_LOGPROBS):
                 raise RequestError(f"{name} must be between 0 and {MOST_TOP_LOGPROBS}, not {value}")
-        first, *others = self._intake.accept(_request(prompt, params)).answers
+        first, *others = self._intake.accept(request).answers
         return [msgspec.structs.replace(first, prompt_logprobs=params.prompt_logprobs), *others]
 
 
 def _request(prompt: Sequence[int], params: SamplingParams) -> pb.GenerateRequest:
+    constraints = [name for name in CONSTRAINTS if getattr(params, name) is not None]
+    if len(constraints) > 1:
+        raise RequestError(f"an answer follows one grammar, not {' and '.join(constraints)}; leave all but one out")
     fields = {name: getattr(params, name) for name in SAME_NAMES}
     fields |= {theirs: getattr(params, ours) for ours, theirs in RENAMED.items()}
-    fields["json_schema"], fields["structural_tag"] = _json(params.json_schema), _json(params.structural_tag)
     try:
+        fields["json_schema"], fields["structural_tag"] = _json(params.json_schema), _json(params.structural_tag)
         sampling = pb.SamplingParams(
             **{name: value for name, value in fields.items() if value is not None},
             n=params.n,
@@ -74,7 +81,7 @@ def _request(prompt: Sequence[int], params: SamplingParams) -> pb.GenerateReques
             return_logprob=params.logprobs is not None,
             top_logprobs_num=params.logprobs or 0,
         )
-    except (TypeError, ValueError) as error:  # a value of the wrong type, or out of its range
+    except (TypeError, ValueError, AttributeError) as error:  # a value of the wrong type, or out of its range
         raise RequestError(f"the request has a value that cannot be right: {error}") from error
 
 

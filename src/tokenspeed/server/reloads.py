@@ -22,7 +22,6 @@ PHASES = {
     "patching": "patch",
     "warming": "warm",
     "graphs": "graphs",
-    "comparing": "compare",
     "committing": "commit",
     "undoing": "commit",
 }

@@ -114,6 +114,11 @@ async def test_failures_are_told_in_the_result() -> None:
     assert not broken.success and "engine lost" in broken.error
     garbled, _ = await ask([b"data: {nonsense\n\n"])
     assert not garbled.success and garbled.error
+    for odd in ([1], {"choices": [5]}, {"choices": {}, "usage": {"tokens": 3}}):
+        result, _ = await ask(events(odd))
+        assert not result.success and "not that of an OpenAI-compatible server" in result.error, odd
+    null, _ = await ask(events({**completion("a"), "error": None}))
+    assert null.success
     empty, _ = await ask([b"data: [DONE]\n\n"])
     assert not empty.success and empty.error == "the answer is empty"
     async with Client("http://127.0.0.1:9", "openai", "/v1/completions", {}) as client:

@@ -87,9 +87,12 @@ def test_conversations_of_a_file_become_requests(tokenizer: Tokenizer, tmp_path:
     assert {sample.output_len for sample in load(6, output_len=3)} == {3}
 
 
+NUMBERS = '[{"conversations": [{"value": 1}, {"value": "two"}]}]'
+
+
 def test_a_file_of_another_form_is_told(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "file.json"
-    for content in ("{", "[1]", '{"a": 1}', '[{"conversations": [1, 2]}]'):
+    for content in ("{", "[1]", '{"a": 1}', '[{"conversations": [1, 2]}]', NUMBERS):
         path.write_text(content)
         with pytest.raises(ConfigError, match="ShareGPT"):
             sharegpt_samples(path, tokenizer, np.random.default_rng(0), 1, output_len=None)

@@ -43,6 +43,7 @@ def test_bench_alone_is_bench_serve(capsys: pytest.CaptureFixture[str]) -> None:
         (["--burstiness", "inf"], "--burstiness must be finite"),
         (["--metric-percentiles", "101"], "between 0 and 100"),
         (["--num-warmups", "-1"], "--num-warmups must be 0 or more"),
+        (["--seed", "-1"], "--seed must be 0 or more"),
         (["--header", "Authorization"], "--header takes NAME=VALUE"),
     ],
 )
@@ -79,7 +80,7 @@ def test_latency_and_throughput_measure_the_engine(
     assert set(told["percentiles"]) == {"10", "25", "50", "75", "90", "99"}
     assert "Avg latency:" in capsys.readouterr().out
 
-    told = measure("throughput", "--num-prompts", "5", "--input-len", "20", "--output-len", "4")
+    told = measure("throughput", "--num-prompts", "5", "--input-len", "20", "--output-len", "4", "--seed", "-1")
     assert told["num_requests"] == 5 and told["total_num_tokens"] == 5 * 24
     assert told["tokens_per_second"] == pytest.approx(120 / told["elapsed_time"])
 

@@ -70,9 +70,3 @@ def pick_dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype
     if device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
         raise ResourceError(f"{torch.cuda.get_device_name(device)} has no bfloat16; give --dtype float16")
     return dtype
-
-
-def free_memory(device: torch.device) -> tuple[int, int]:
-    """Bytes of GPU memory that are free, and all of it."""
-    free, total = torch.cuda.mem_get_info(device)
-    return free, total

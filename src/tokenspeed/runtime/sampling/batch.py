@@ -63,12 +63,6 @@ class SamplingBatch:
     mask: TokenMask | None = None
     logprobs: LogprobRows | None = None
 
-    @property
-    def needs_logits(self) -> bool:
-        """Whether the sampler has to see the logits; otherwise the six tensors say all, as inside a captured step."""
-        edits = (self.bias, self.penalties, self.mask, self.logprobs)
-        return any(edit is not None for edit in edits)
-
     @classmethod
     def build(cls, rows: Sequence[SamplingRow], device: torch.device) -> SamplingBatch:
         """The batch whose row i is rows[i]."""

@@ -13,7 +13,6 @@ from tokenspeed_kernel.tactics import TACTICS, Tactic
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
 
 PRIORITY = 10
-MOST_BLOCK_M = 128
 
 CANDIDATES = tuple(
     MappingProxyType({"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages})

@@ -159,10 +159,11 @@ def test_noise_is_standard_gumbel() -> None:
     assert max(abs(along_ids.item()), abs(along_seeds.item())) < 0.01
 
 
-def test_build_says_what_a_captured_step_can_do_alone() -> None:
+def test_build_makes_only_the_edits_of_logits_that_are_asked_for() -> None:
     def flags(*rows: SamplingRow) -> tuple[bool, bool]:
         batch = SamplingBatch.build(rows, CPU)
-        return batch.greedy, batch.needs_logits
+        edits = (batch.bias, batch.penalties, batch.mask, batch.logprobs)
+        return batch.greedy, any(edit is not None for edit in edits)
 
     plain = SamplingRow(params(top_k=3, top_p=0.5, min_p=0.1), 5)
     greedy = SamplingRow(params(temperature=0.0, top_k=5), 5)
