@@ -268,8 +268,13 @@ class LLM:
             for completion, sampling in zip(generation.outputs, samplings[index], strict=True):
                 growing = None
                 if tokenizer is not None:
-                    skip = wanted.skip_special_tokens
-                    growing = GrowingText(tokenizer, ids[index], wanted.stops, skip_special_tokens=skip)
+                    growing = GrowingText(
+                        tokenizer,
+                        ids[index],
+                        wanted.stops,
+                        skip_special_tokens=wanted.skip_special_tokens,
+                        not_before=wanted.min_tokens,
+                    )
                 request_id = str(next(self._ids))
                 batch.open[request_id] = Answer(batch, generation, completion, growing)
                 self._batches[request_id] = batch

@@ -95,6 +95,8 @@ def test_a_stop_string_ends_the_answer_and_the_work(llm: LLM) -> None:
     assert stopped.text == free.text[: free.text.find(word)]
     assert stopped.outputs[0].finish_reason == "stop" and stopped.outputs[0].stop_reason == word
     assert len(stopped.token_ids) < 40
+    held = SamplingParams(temperature=0, max_tokens=40, min_tokens=40, ignore_eos=True, stop=word)
+    assert len(llm.generate(PROMPTS[0], held)[0].token_ids) == 40
 
 
 def test_a_seed_fixes_every_answer(llm: LLM) -> None:

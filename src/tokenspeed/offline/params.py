@@ -21,6 +21,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     """Most tokens of one answer; None takes as many as fit."""
     min_tokens: int = 0
+    """Until then no stop token is chosen, and no stop string ends the answer."""
     temperature: float | None = None
     """0 is greedy; off is 1."""
     top_p: float | None = None

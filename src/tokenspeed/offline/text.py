@@ -15,10 +15,16 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class GrowingText:
-    """Turns token ids into text that never has to be taken back."""
+    """Turns token ids into text that is never taken back. Its first `not_before` tokens complete no stop string."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], stops: tuple[str, ...], *, skip_special_tokens: bool
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stops: tuple[str, ...],
+        *,
+        skip_special_tokens: bool,
+        not_before: int = 0,
     ) -> None:
         self.stopped_at: str | None = None
         """The stop string that was found; nothing is added after it."""
@@ -31,6 +37,7 @@ class GrowingText:
         self._decoder = DecodeStream(ids=list(self._ids), skip_special_tokens=skip_special_tokens)
         self._decoded = ""
         self._held = ""
+        self._spared = not_before
 
     def feed(self, ids: Sequence[int]) -> str:
         """Take new tokens; the text that is safe to show because of them."""
@@ -42,6 +49,7 @@ class GrowingText:
             text = self._decoder.step(self._tokenizer.backend, token_id) or ""
             self._decoded += text
             shown += self._show(text)
+            self._spared = max(0, self._spared - 1)
         return shown
 
     def finish(self) -> str:
@@ -57,8 +65,10 @@ class GrowingText:
 
     def _show(self, text: str) -> str:
         seen = self._held + text
-        found = [(seen.find(stop), stop) for stop in self._stops if stop in seen]
-        if found:
+        # What is found has to end in the new text: a spared token may have completed a stop string before.
+        places = [(seen.find(stop, max(0, len(self._held) - len(stop) + 1)), stop) for stop in self._stops]
+        found = [(place, stop) for place, stop in places if place >= 0]
+        if found and not self._spared:
             where, self.stopped_at = min(found, key=lambda match: match[0])
             self._held = ""
             return seen[:where]

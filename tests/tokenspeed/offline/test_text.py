@@ -43,6 +43,31 @@ def test_the_text_ends_before_the_first_stop_string(tokenizer: Tokenizer, answer
     assert (growing.stopped_at is None) == (first is None)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    answer=st.text(alphabet="ab c", min_size=1, max_size=40),
+    stops=st.lists(st.text(alphabet="ab c", min_size=1, max_size=4), min_size=1, max_size=3),
+    spared=st.integers(0, 8),
+)
+def test_the_first_tokens_complete_no_stop_string(
+    tokenizer: Tokenizer, answer: str, stops: list[str], spared: int
+) -> None:
+    ids = tokenizer.encode(answer)
+    growing = GrowingText(
+        tokenizer, tokenizer.encode("Say:"), tuple(stops), skip_special_tokens=True, not_before=spared
+    )
+    text = growing.feed(ids) + growing.finish()
+    expected = answer
+    for count in range(spared + 1, len(ids) + 1):
+        before, now = (len(tokenizer.backend.decode(ids[:end])) for end in (count - 1, count))
+        # Only what ends in the text of this token counts.
+        starts = [answer.find(stop, max(0, before - len(stop) + 1), now) for stop in stops]
+        if any(start >= 0 for start in starts):
+            expected = answer[: min(start for start in starts if start >= 0)]
+            break
+    assert text == expected
+
+
 def test_half_a_character_waits_for_its_rest(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("\N{GRINNING FACE}")
     assert len(ids) > 1
