@@ -9,7 +9,7 @@ from tokenspeed_reload.adapters.containers import CONTAINERS, merge_container
 from tokenspeed_reload.inputs import ModuleInputs
 from tokenspeed_reload.merge import Constant, Merge
 from tokenspeed_reload.undo import MISSING
-from tokenspeed_reload.values import attributes_of, is_atom, same_value
+from tokenspeed_reload.values import attributes_of, is_a, is_atom, same_value
 
 
 def bind(module: ModuleInputs, namespace: dict[str, Any], old: dict[str, Any], merge: Merge) -> None:
@@ -48,7 +48,7 @@ def _merge_definition(module: ModuleInputs, name: str, held: Any, value: Any, ol
 
 def _is_alias(name: str, held: Any, old: dict[str, Any]) -> bool:
     """True when what the name held is another definition of the module, as after `name = other`."""
-    own = held.__qualname__ if isinstance(held, FunctionType | type) else name
+    own = held.__qualname__ if is_a(held, FunctionType | type) else name
     return own != name and old.get(own) is held
 
 
@@ -58,7 +58,7 @@ def _merge_value(module: ModuleInputs, name: str, held: Any, value: Any, where: 
         return resolved
     if _is_container_statement(module, name) and type(held) is type(value) and type(value) in CONTAINERS:
         return merge_container(held, value, where, merge)
-    is_merged = isinstance(value, FunctionType | type) or _wraps_function(value) or _is_wrapped(value, merge)
+    is_merged = is_a(value, FunctionType | type) or _wraps_function(value) or _is_wrapped(value, merge)
     if is_merged or _is_own_instance(value, merge):
         return merge.merge(held, value, where)
     if type(value) is tuple and type(held) is tuple and len(value) == len(held):
@@ -120,7 +120,7 @@ def _settle(
         merge.constants[module.name, name] = Constant(held)
     built_here = bool(module.old.kinds_of(name) - {"import"})
     known = any(entry.old is held for entry in merge.replaced)
-    follows = held is MISSING or is_atom(held) or isinstance(held, ModuleType) or id(held) in merge.new_of
+    follows = held is MISSING or is_atom(held) or is_a(held, ModuleType) or id(held) in merge.new_of
     follows = follows or _is_defined_elsewhere(held, module, name)
     if built_here and not known and not follows:
         merge.replace(where, held, "its value was built anew")
@@ -128,7 +128,7 @@ def _settle(
 
 def _is_defined_elsewhere(held: Any, module: ModuleInputs, name: str) -> bool:
     """True for a function or class that goes on under the name of its own definition."""
-    is_definition = isinstance(held, FunctionType | type)
+    is_definition = is_a(held, FunctionType | type)
     return (
         is_definition and (held.__module__, held.__qualname__) != (module.name, name) and "<" not in held.__qualname__
     )

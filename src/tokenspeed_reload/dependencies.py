@@ -10,6 +10,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from tokenspeed_reload.records import ModuleRecord, SourceText
+from tokenspeed_reload.values import is_a
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,12 @@ def providers_of(edges: Iterable[ImportEdge], loaded: Mapping[str, Any], at_impo
 
 def home_of(value: Any) -> str | None:
     """The name of the module that defines `value`, if it tells."""
-    if isinstance(value, ModuleType):
+    if is_a(value, ModuleType):
         return value.__name__
-    if isinstance(value, FunctionType):
+    if is_a(value, FunctionType):
         name = value.__globals__.get("__name__")
         return name if isinstance(name, str) else None
-    cls = value if isinstance(value, type) else type(value)
+    cls = value if is_a(value, type) else type(value)
     module = cls.__dict__.get("__module__")
     if module in (None, "functools", "builtins"):
         inner = getattr(value, "__wrapped__", None) if type(value).__module__ == "functools" else None
@@ -107,7 +108,7 @@ def used_by_objects(name: str, namespace: Mapping[str, Any]) -> set[str]:
         elif type(value) in (list, tuple, set, frozenset):
             inner = list(value)
         for item in (value, *inner):
-            if isinstance(item, ModuleType) and _is_on_the_way(item, name):
+            if is_a(item, ModuleType) and _is_on_the_way(item, name):
                 continue
             home = home_of(item)
             if home is not None:

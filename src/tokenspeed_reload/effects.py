@@ -16,6 +16,7 @@ from tokenspeed_reload.undo import (
     UndoLog,
     cell_value,
 )
+from tokenspeed_reload.values import attributes_of, is_a
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, deque)
@@ -93,11 +94,10 @@ class Footprint:
         if kind is FunctionType:
             cells = [cell_value(cell) for cell in value.__closure__ or ()]
             return [*cells, *value.__dict__.values()] if self._is_ours(value) else cells
-        if isinstance(value, type):
+        if is_a(value, type):
             return list(vars(value).values()) if self._is_ours(value) else None
-        if self._is_ours(kind) and hasattr(value, "__dict__"):
-            return [vars(value)]
-        return None
+        state = attributes_of(value) if self._is_ours(kind) else None
+        return [state] if state is not None else None
 
     def _is_ours(self, value: Any) -> bool:
         module = getattr(value, "__module__", None)

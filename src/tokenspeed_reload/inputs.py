@@ -12,6 +12,7 @@ from typing import Any
 from tokenspeed_reload.definitions import Definitions, Statement, difference
 from tokenspeed_reload.dependencies import ImportEdge, home_of, import_edges, package_of, resolve
 from tokenspeed_reload.names import root
+from tokenspeed_reload.values import is_a
 
 
 @dataclass
@@ -55,6 +56,10 @@ class ModuleInputs:
     def statements(self) -> list[Statement]:
         """The statements to execute, in source order."""
         return [s for s in self.new.statements if id(s) in self.run]
+
+    def found_as(self, name: str) -> str:
+        """The name that decides what `module.name` gives: `__getattr__` where the module does not bind it."""
+        return name if name in self.new.binds or name in self.namespace else "__getattr__"
 
     def prepare(self) -> None:
         """Compare the two versions and mark what changed by itself."""
@@ -114,7 +119,7 @@ class Inputs:
         value = module.namespace.get(parts[0])
         if edge is not None:
             return self._reaches(edge.module, edge.name, parts[1:], edge.binds)
-        if isinstance(value, ModuleType):
+        if is_a(value, ModuleType):
             return self._reaches(value.__name__, None, parts[1:], "")
         if self._from_star(module, parts[0]):
             return True
@@ -128,9 +133,9 @@ class Inputs:
             module = f"{module}.{rest.pop(0)}"
         target = self.modules.get(module)
         if target is not None:
-            return rest[0] in target.dirty if rest else bool(target.dirty)
+            return bool(target.dirty & {rest[0], target.found_as(rest[0])}) if rest else bool(target.dirty)
         live = sys.modules.get(module)
-        return bool(rest) and isinstance(live, ModuleType) and self._object_is_dirty(vars(live).get(rest[0]))
+        return bool(rest) and is_a(live, ModuleType) and self._object_is_dirty(vars(live).get(rest[0]))
 
     def _defines(self, module: str, name: str) -> bool:
         known = self.modules.get(module)
@@ -141,7 +146,7 @@ class Inputs:
 
     def _object_is_dirty(self, value: Any) -> bool:
         """By use: an object that came here by another way than an import."""
-        if not isinstance(value, FunctionType | type):
+        if not is_a(value, FunctionType | type):
             return False
         home = self.modules.get(value.__module__ or "")
         return home is not None and root(value.__qualname__) in home.dirty

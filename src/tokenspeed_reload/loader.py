@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -27,13 +28,24 @@ def compile_source(source: SourceText) -> CodeType:
 
 
 class RecordingLoader(SourceFileLoader):
-    """Runs a module from given bytes, never from a pyc file, and records them."""
+    """Runs a module from given bytes, never from a pyc file, and records them.
 
-    def __init__(self, name: str, source: SourceText, origin: str, records: Records) -> None:
+    Args:
+        name: the module's name.
+        source: what to run.
+        origin: the installed file.
+        records: where to record it.
+        inner: the loader of another reloader that records the module too, if there is one.
+    """
+
+    def __init__(
+        self, name: str, source: SourceText, origin: str, records: Records, inner: RecordingLoader | None = None
+    ) -> None:
         super().__init__(name, source.path)
         self._source = source
         self._origin = origin
         self._records = records
+        self._inner = inner
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile the bytes, unless the module ran already, and record what will run."""
@@ -50,17 +62,25 @@ class RecordingLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module; one that fails leaves no record."""
         name = module.__name__
-        previous = self._records.modules.get(name)
         code = compile_source(self._source)
-        self._records.add(ModuleRecord(name, self._source, code, self._origin))
+        everyone = self._everyone()
+        previous = [records.modules.get(name) for records in everyone]
+        for records in everyone:
+            records.add(ModuleRecord(name, self._source, code, self._origin))
         try:
             exec(code, module.__dict__)
         except BaseException:
-            self._records.forget(name)
-            if previous is not None:
-                self._records.add(previous)
+            for records in everyone:
+                records.forget(name)
+            for records, record in zip(everyone, previous, strict=True):
+                if record is not None:
+                    records.add(record)
             raise
-        self._records.note_names(name, module.__dict__)
+        for records in everyone:
+            records.note_names(name, module.__dict__)
+
+    def _everyone(self) -> list[Records]:
+        return [self._records, *(self._inner._everyone() if self._inner is not None else ())]
 
 
 class SourceFinder(MetaPathFinder):
@@ -75,6 +95,7 @@ class SourceFinder(MetaPathFinder):
         self._overlay = overlay
         self._records = records
         self.serving: dict[str, SourceText] = {}
+        self._asking = threading.local()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -91,6 +112,10 @@ class SourceFinder(MetaPathFinder):
                 return base
             source = SourceText(str(file), Path(file).read_bytes())
         return self._spec(fullname, source, origin, base)
+
+    def others(self) -> list[Records]:
+        """What the other reloaders of this process know of its modules."""
+        return [f._records for f in sys.meta_path if isinstance(f, SourceFinder) and f is not self]
 
     def overlay_file(self, name: str) -> str | None:
         """The file of module `name` in the overlay directory, or None."""
@@ -112,6 +137,10 @@ class SourceFinder(MetaPathFinder):
         file = _source_path(spec)
         if file is None or name in self._records.modules:
             return
+        for records in self.others():
+            if name in records.modules:
+                self._records.add(records.modules[name])
+                return
         try:
             source = SourceText(file, Path(file).read_bytes())
             code = compile_source(source)
@@ -122,6 +151,16 @@ class SourceFinder(MetaPathFinder):
     def _find_elsewhere(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
+        asked: set[str] = vars(self._asking).setdefault("names", set())
+        if fullname in asked:  # a finder after this one asks all finders in its turn
+            return None
+        asked.add(fullname)
+        try:
+            return self._ask(fullname, path, target)
+        finally:
+            asked.discard(fullname)
+
+    def _ask(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         finders = list(sys.meta_path)
         if self in finders:  # those before it have been asked already
             finders = finders[finders.index(self) + 1 :]
@@ -141,7 +180,10 @@ class SourceFinder(MetaPathFinder):
         locations = list(base.submodule_search_locations or ()) if base is not None else []
         if source.is_package and not locations:
             locations = [os.path.dirname(source.path)]  # noqa: PTH120
-        loader = RecordingLoader(name, source, origin or source.path, self._records)
+        inner = base.loader if base is not None and isinstance(base.loader, RecordingLoader) else None
+        if inner is not None and inner._records is self._records:
+            inner = None
+        loader = RecordingLoader(name, source, origin or source.path, self._records, inner)
         spec = importlib.util.spec_from_file_location(
             name, source.path, loader=loader, submodule_search_locations=locations or None
         )

@@ -11,11 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 from tokenspeed_reload.codes import CodeMap, is_redirection, redirect
 from tokenspeed_reload.definitions import Definitions
 from tokenspeed_reload.inputs import Inputs, ModuleInputs
-from tokenspeed_reload.names import reads_of, shape_of
+from tokenspeed_reload.names import reads_of, root, shape_of
 from tokenspeed_reload.records import ModuleRecord
 from tokenspeed_reload.report import Effect, NeedsRestart
 from tokenspeed_reload.undo import FunctionState, UndoLog, cell_value
-from tokenspeed_reload.values import same_value
+from tokenspeed_reload.values import is_a, same_value
 
 NEW_CELLS = "its closure needs values that only a new call of its maker gives"
 
@@ -115,6 +115,7 @@ class Merge:
     pinned: dict[int, FunctionType] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     libraries: list[LibraryAdapter] = field(init=False)
+    _member_edits: dict[tuple[str, str], set[str]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.libraries = [adapter for adapter in self.adapters if isinstance(adapter, LibraryAdapter)]
@@ -217,7 +218,7 @@ class Merge:
 
     def is_own(self, value: Any, module: ModuleInputs, depth: int = 4) -> bool:
         """True when a definition of `module` made `value`, directly or inside of what decorators put around it."""
-        if isinstance(value, type):
+        if is_a(value, type):
             return value.__module__ == module.name
         if type(value) is not FunctionType:
             return True
@@ -242,7 +243,7 @@ class Merge:
 
     def module_of(self, value: Any) -> ModuleInputs | None:
         """The module of this reload in which a function or class was defined."""
-        name = value.__globals__.get("__name__") if isinstance(value, FunctionType) else value.__module__
+        name = value.__globals__.get("__name__") if is_a(value, FunctionType) else value.__module__
         return self.inputs.modules.get(name or "")
 
     def decorators_changed(self, function: FunctionType) -> bool:
@@ -263,23 +264,46 @@ class Merge:
             return False
         if [shape_of(d) for d in _defaults(old)] != [shape_of(d) for d in _defaults(new)]:
             return False
+        reads = {root(read) for d in _defaults(new) for read in reads_of(ast.Expr(d)).now}
+        if reads & self._local_names(module, function.__qualname__):
+            return False
         return not any(self._dirty(module, ast.Expr(d)) for d in _defaults(new))
+
+    def _local_names(self, module: ModuleInputs, qualname: str) -> set[str]:
+        """Names around a function which may have other values now: of edited members, and of functions around it."""
+        outer = qualname.rpartition(".")[0]
+        members = set() if outer.endswith("<locals>") else self._edited_members(module, outer)
+        return members | _factory_names(module.new, qualname)
 
     def unchanged_members(self, cls: type) -> set[str]:
         """The members of a class that its body defines as before, from unchanged inputs."""
         module = self.module_of(cls)
-        if module is None:
+        node = find_definition(module.new, cls.__qualname__) if module is not None else None
+        if module is None or not isinstance(node, ast.ClassDef):
             return set()
-        old, new = (find_definition(d, cls.__qualname__) for d in (module.old, module.new))
-        if not isinstance(old, ast.ClassDef) or not isinstance(new, ast.ClassDef):
-            return set()
-        before, after = _members(old), _members(new)
-        return {
-            name
-            for name, nodes in after.items()
-            if [shape_of(n) for n in before.get(name, [])] == [shape_of(n) for n in nodes]
-            and not any(self._dirty(module, node) for node in nodes)
-        }
+        return _members(node).keys() - self._edited_members(module, cls.__qualname__)
+
+    def _edited_members(self, module: ModuleInputs, qualname: str) -> set[str]:
+        """The names that a class body no longer binds, binds otherwise, or from other members that changed."""
+        known = self._member_edits.get((module.name, qualname))
+        if known is not None:
+            return known
+        old, new = (find_definition(version, qualname) for version in (module.old, module.new))
+        after = _members(new, mutated=True) if isinstance(new, ast.ClassDef) else {}
+        before = _members(old, mutated=True) if isinstance(old, ast.ClassDef) else {}
+        shapes = {name: [shape_of(node) for node in nodes] for name, nodes in before.items()}
+        edited = before.keys() - after.keys()
+        edited |= {name for name, nodes in after.items() if [shape_of(n) for n in nodes] != shapes.get(name)}
+        edited |= {name for name, nodes in after.items() if any(self._dirty(module, node) for node in nodes)}
+        reads = {name: {root(r) for node in nodes for r in reads_of(node).now} for name, nodes in after.items()}
+        around = _factory_names(module.new, qualname)
+        grown = True
+        while grown:
+            more = {name for name in reads.keys() - edited if reads[name] & (edited | around)}
+            edited |= more
+            grown = bool(more)
+        self._member_edits[module.name, qualname] = edited
+        return edited
 
     def member_functions(self, cls: type) -> set[str]:
         """The members of a class that its body defines by one function statement, before and after."""
@@ -335,9 +359,23 @@ def find_definition(definitions: Definitions, qualname: str) -> ast.AST | None:
     return found
 
 
-def _members(node: ast.ClassDef) -> dict[str, list[ast.stmt]]:
+def _factory_names(definitions: Definitions, qualname: str) -> set[str]:
+    """The names that the functions around a definition bind."""
+    factory = find_definition(definitions, qualname.rpartition(".<locals>")[0])
+    names: set[str] = set()
+    for node in ast.walk(factory) if factory is not None else ():
+        if isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def _members(node: ast.ClassDef, *, mutated: bool = False) -> dict[str, list[ast.stmt]]:
+    """The statements that bind each member; with `mutated` those that change what it holds, too."""
     members: dict[str, list[ast.stmt]] = {}
     for statement in node.body:
-        for name in reads_of(statement).binds:
+        reads = reads_of(statement)
+        for name in reads.binds | reads.mutates if mutated else reads.binds:
             members.setdefault(name, []).append(statement)
     return members

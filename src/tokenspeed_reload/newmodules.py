@@ -9,6 +9,7 @@ from types import ModuleType
 from tokenspeed_reload.loader import within
 from tokenspeed_reload.records import ModuleRecord, Records
 from tokenspeed_reload.undo import AddedEntry, Record, UndoLog
+from tokenspeed_reload.values import is_a
 
 
 class NewModules:
@@ -34,7 +35,7 @@ class NewModules:
             log.add(AddedEntry(sys.modules, name))
             parent, _, child = name.rpartition(".")
             holder = sys.modules.get(parent)
-            if isinstance(holder, ModuleType) and vars(holder).get(child) is sys.modules[name]:
+            if is_a(holder, ModuleType) and vars(holder).get(child) is sys.modules[name]:
                 log.add(AddedEntry(vars(holder), child))
             if record is not None:
                 log.add(_AddedRecord(self._records, record))

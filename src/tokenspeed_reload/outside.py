@@ -14,6 +14,7 @@ from tokenspeed_reload.dependencies import home_of
 from tokenspeed_reload.inputs import ModuleInputs
 from tokenspeed_reload.names import dotted
 from tokenspeed_reload.report import Effect
+from tokenspeed_reload.values import is_a
 
 _PLAIN = frozenset({"builtins", "collections"})
 
@@ -50,7 +51,7 @@ class Outside:
 
     def _foreign_modules(self) -> Iterable[ModuleType]:
         values = list(self._module.namespace.values())
-        return [v for v in values if isinstance(v, ModuleType) and v.__name__ not in self._recorded]
+        return [v for v in values if is_a(v, ModuleType) and v.__name__ not in self._recorded]
 
     def _is_foreign(self, call: ast.Call) -> bool:
         node: ast.expr = call.func
@@ -60,7 +61,7 @@ class Outside:
         if name is None or self._module.new.kinds_of(name) & {"function", "class"}:
             return False
         value = vars(sys.modules[self._module.name]).get(name)
-        home = home_of(value) if isinstance(value, ModuleType | FunctionType | type) else type(value).__module__
+        home = home_of(value) if is_a(value, ModuleType | FunctionType | type) else type(value).__module__
         return home is not None and home not in self._recorded and home not in _PLAIN
 
 
@@ -74,7 +75,7 @@ def _written(module: ModuleType, before: dict[str, Any]) -> list[str]:
     own = module.__name__.partition(".")[0]
 
     def is_lazy(value: Any) -> bool:
-        home = home_of(value) if isinstance(value, ModuleType | FunctionType | type) else None
+        home = home_of(value) if is_a(value, ModuleType | FunctionType | type) else None
         return home is not None and home.partition(".")[0] == own
 
     missing = object()

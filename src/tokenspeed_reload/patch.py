@@ -35,7 +35,7 @@ from tokenspeed_reload.undo import (
     ParticipantState,
     UndoLog,
 )
-from tokenspeed_reload.values import is_atom
+from tokenspeed_reload.values import is_a, is_atom
 
 if TYPE_CHECKING:
     from tokenspeed_reload.reloader import Reloader
@@ -193,14 +193,16 @@ class Patch:
         statements = (*module.statements(), *module.dropped)
         for name in sorted({name for s in statements for name in s.reads.mutates}):
             value = module.namespace.get(name)
-            home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            if not is_a(value, ModuleType | FunctionType | type):
+                continue
+            home = value.__name__ if is_a(value, ModuleType) else value.__module__
             if not isinstance(home, str) or not within(home, self._prefixes):
                 continue
-            if isinstance(value, ModuleType):
+            if is_a(value, ModuleType):
                 self._log.once(DictContents, vars(value))
-            elif isinstance(value, FunctionType):
+            elif is_a(value, FunctionType):
                 self._log.once(FunctionState, value)
-            elif isinstance(value, type):
+            elif is_a(value, type):
                 self._log.once(ClassState, value)
 
     def _drop_attributes(self, module: ModuleInputs) -> None:
@@ -232,7 +234,7 @@ class Patch:
             self._merge.bindings += 1
             self._merge.rebound.add((id(vars(sys.modules[module.name])), name))
             value = old[name]
-            is_own = isinstance(value, FunctionType | type) and value.__module__ == module.name
+            is_own = is_a(value, FunctionType | type) and value.__module__ == module.name
             # A decorator may have made another kind of object of a definition, such as a kernel.
             is_own = is_own or (not is_atom(value) and bool(module.old.kinds_of(name) & {"function", "class"}))
             if is_own and id(value) not in self._merge.new_of:

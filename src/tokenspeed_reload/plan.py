@@ -18,7 +18,7 @@ from tokenspeed_reload.report import NeedsRestart, Plan
 from tokenspeed_reload.running import kinds, other_threads, own_frames, suspended
 from tokenspeed_reload.runonce import RunOnce
 from tokenspeed_reload.stale import find_stale
-from tokenspeed_reload.values import is_atom
+from tokenspeed_reload.values import is_a, is_atom
 
 
 class Planner:
@@ -90,7 +90,7 @@ class Planner:
         after = find_definition(module.new, before.name)
         live = module.namespace.get(before.name)
         where = f"{module.name}.{before.name}"
-        if not isinstance(after, ast.ClassDef) or not isinstance(live, type):
+        if not isinstance(after, ast.ClassDef) or not is_a(live, type):
             return
         plan.patched.append(where)
         moved = _bases(before) != _bases(after)
@@ -108,14 +108,14 @@ class Planner:
     def _removed(self, module: ModuleInputs) -> None:
         for name in sorted(module.removed):
             value = module.namespace.get(name)
-            if isinstance(value, FunctionType | type) and value.__module__ == module.name:
+            if is_a(value, FunctionType | type) and value.__module__ == module.name:
                 self._replaced.append(Replaced(f"{module.name}.{name}", value, "it is removed"))
 
     def _values(self, module: ModuleInputs) -> None:
         for name in sorted(module.rebuilt):
             value = module.namespace.get(name)
             statements = [s for s in module.new.statements if name in s.reads.binds]
-            follows = isinstance(value, FunctionType | type) or all(s.is_container for s in statements)
+            follows = is_a(value, FunctionType | type) or all(s.is_container for s in statements)
             if value is not None and not is_atom(value) and not follows:
                 self._replaced.append(Replaced(f"{module.name}.{name}", value, "its value is built anew"))
 
@@ -145,7 +145,7 @@ def _live_bases(node: ast.ClassDef, module: ModuleInputs) -> list[type]:
     """Those of the bases that exist already."""
     names = [base.id for base in node.bases if isinstance(base, ast.Name)]
     values = [module.namespace.get(name, getattr(builtins, name, None)) for name in names]
-    return [value for value in values if isinstance(value, type)]
+    return [value for value in values if is_a(value, type)]
 
 
 def _has_builtin_base(cls: type) -> bool:

@@ -13,6 +13,8 @@ from functools import cached_property
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal
 
+from tokenspeed_reload.values import is_a
+
 Kind = Literal["edited", "new", "deleted"]
 
 
@@ -148,7 +150,7 @@ def _members(name: str, namespace: Mapping[str, Any]) -> dict[str, frozenset[str
     found: dict[str, frozenset[str]] = {}
     todo: list[Any] = list(namespace.values())
     for value in todo:
-        is_class = isinstance(value, type)
+        is_class = is_a(value, type)
         if not (is_class or type(value) is FunctionType) or value.__module__ != name or value.__qualname__ in found:
             continue
         own = vars(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TypeVar
@@ -20,7 +20,7 @@ from tokenspeed_reload.loader import SourceFinder, compile_source, within
 from tokenspeed_reload.merge import Adapter, Merge
 from tokenspeed_reload.patch import Patch
 from tokenspeed_reload.plan import Planner
-from tokenspeed_reload.records import Change, ModuleRecord, Records, Sources, SourceText
+from tokenspeed_reload.records import Change, Records, Sources, SourceText
 from tokenspeed_reload.report import NeedsRestart, Plan, ReloadedModule, Report
 from tokenspeed_reload.runonce import RunOnce
 from tokenspeed_reload.transaction import Transaction
@@ -204,11 +204,13 @@ class Reloader:
             self._open = None
             if committed:
                 for name, code in codes.items():
-                    origin = self.records.modules[name].origin
-                    self.records.add(ModuleRecord(name, sources.modules[name], code, origin))
+                    for records in self._all_records(name):
+                        known = records.modules[name]
+                        records.add(replace(known, source=sources.modules[name], code=code))
                     self._parsed[name] = inputs.modules[name].new
                 for name, names in foreign.items():
-                    self.records.note_names(name, vars(sys.modules[name]), names)
+                    for records in self._all_records(name):
+                        records.note_names(name, vars(sys.modules[name]), names)
                 self._disk.note_files()
 
         self._open = Transaction(report, log, close)
@@ -223,6 +225,10 @@ class Reloader:
     def transaction(self, modules: Iterable[str] | None = None, sources: Sources | None = None) -> Transaction:
         """`reload` for a `with` statement: committed at its end, undone when its block raises."""
         return self.reload(modules, sources)
+
+    def _all_records(self, name: str) -> list[Records]:
+        """The records of every reloader of this process that knows module `name`."""
+        return [records for records in (self.records, *self._finder.others()) if name in records.modules]
 
     def _check(self, names: Iterable[str]) -> None:
         reasons = {name: self._why_unknown(name) for name in names if self.records.live(name) is None}

@@ -19,6 +19,7 @@ from tokenspeed_reload.definitions import Definitions, Use
 from tokenspeed_reload.loader import within
 from tokenspeed_reload.names import FunctionNode, deep, local_names
 from tokenspeed_reload.records import SourceText
+from tokenspeed_reload.values import is_a
 
 _BUILDERS = ("__init__", "__post_init__", "__new__")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
@@ -215,7 +216,7 @@ def has_cached_values(function: FunctionType) -> bool:
     classes = [cls]
     for known in classes:
         classes.extend(known.__subclasses__())
-    return any(isinstance(holder, cls) and name in vars(holder) for holder in gc.get_referrers(*classes))
+    return any(is_a(holder, cls) and name in vars(holder) for holder in gc.get_referrers(*classes))
 
 
 def _makes_functions(code: CodeType) -> bool:

@@ -15,7 +15,7 @@ from tokenspeed_reload.dependencies import import_edges
 from tokenspeed_reload.merge import Merge, Replaced
 from tokenspeed_reload.records import ModuleRecord
 from tokenspeed_reload.report import Stale
-from tokenspeed_reload.values import same_value
+from tokenspeed_reload.values import is_a, same_value
 
 _LEVELS = 3
 _HOLDERS = 8
@@ -119,18 +119,18 @@ class _Search:
 
     def _describe(self, holder: Any, value: Any, path: str) -> tuple[str, str]:
         """A finished name, or an empty one and the path so far."""
-        if isinstance(holder, dict):
+        if is_a(holder, dict):
             key = next((k for k, v in holder.items() if v is value), None)
             module = self._names.get(id(holder))
             if module is not None:
                 return f"{module}.{key}{path}", ""
             return "", f"[{key!r}]{path}" if isinstance(key, str | int) else f"[...]{path}"
-        if isinstance(holder, list | tuple):
+        if is_a(holder, list | tuple):
             index = next((i for i, v in enumerate(holder) if v is value), "...")
             return "", f"[{index}]{path}"
-        if isinstance(holder, CellType | set | frozenset):
+        if is_a(holder, CellType | set | frozenset):
             return "", path
-        if isinstance(holder, FunctionType | type):
+        if is_a(holder, FunctionType | type):
             return f"{holder.__module__}.{holder.__qualname__}", ""
         return f"{_kind(holder)}{_attribute(holder, value)}{path}", ""
 
@@ -139,14 +139,14 @@ def _is_part(holder: Any, value: Any) -> bool:
     """True for holders that belong to the object itself, to this search, or to a cache of typing."""
     if type(holder) is CACHED_FUNCTION and holder.__wrapped__.__module__ == "typing":
         return True
-    if isinstance(holder, FrameType) or type(holder).__module__.startswith("tokenspeed_reload."):
+    if is_a(holder, FrameType) or type(holder).__module__.startswith("tokenspeed_reload."):
         return True
     if type(holder) is MethodType and holder.__self__ is value:
         kept = {id(item) for item in getattr(value, "__dict__", {}).values()}
         return any(id(above) in kept for above in gc.get_referrers(holder))
     if type(holder) is tuple and len(holder) == 2 and holder[0] is value:
         return True
-    if isinstance(value, type):
+    if is_a(value, type):
         own = (value.__mro__, *(vars(value).values()))
         return any(holder is part for part in own) or type(holder) is CellType
     return False

@@ -27,7 +27,7 @@ from tokenspeed_reload.undo import (
     set_class,
     slots_of,
 )
-from tokenspeed_reload.values import attributes_of
+from tokenspeed_reload.values import attributes_of, is_a
 
 
 class Substitution:
@@ -49,7 +49,7 @@ class Substitution:
         pending = []
         skip = {id(d) for d in self._merge.discarded}
         for holder in holders:
-            if isinstance(holder, type):
+            if is_a(holder, type):
                 class_dicts.add(id(_class_dict(holder)))
             if id(holder) not in skip:
                 pending.append(holder)
@@ -86,9 +86,9 @@ class Substitution:
             holder
             for holder in referrers
             if id(holder) not in ignored
-            and not isinstance(holder, FrameType)
+            and not is_a(holder, FrameType)
             and not type(holder).__module__.startswith("tokenspeed_reload.")
-            and not isinstance(holder, GetSetDescriptorType)
+            and not is_a(holder, GetSetDescriptorType)
         ]
         del referrers
         self._live_of[id(old)] = new
@@ -96,7 +96,7 @@ class Substitution:
         self.in_holders(holders)
 
     def _concerns(self, holder: Any) -> bool:
-        if isinstance(holder, type):
+        if is_a(holder, type):
             return any(id(value) in self._live_of for value in (*vars(holder).values(), *holder.__bases__))
         return any(id(item) in self._live_of for item in gc.get_referents(holder))
 
@@ -111,9 +111,9 @@ class Substitution:
         return self._live_of.get(id(value), value)
 
     def _replace(self, holder: Any) -> None:
-        if isinstance(holder, dict):
+        if is_a(holder, dict):
             self._dict(holder)
-        elif isinstance(holder, list | deque):
+        elif is_a(holder, list | deque):
             self._log(ListContents, holder)
             for index, value in enumerate(holder):
                 if id(value) in self._live_of:
@@ -128,7 +128,7 @@ class Substitution:
             holder.cell_contents = self._resolve(cell_value(holder))
         elif type(holder) is FunctionType:
             self._function(holder)
-        elif isinstance(holder, type):
+        elif is_a(holder, type):
             self._class(holder)
         else:
             self._other(holder)

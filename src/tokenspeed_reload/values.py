@@ -9,6 +9,11 @@ _ATOMS = frozenset({int, bool, str, bytes, NoneType, EllipsisType, NotImplemente
 _NUMBERS = frozenset({float, complex})
 
 
+def is_a(value: Any, kinds: Any) -> bool:
+    """`isinstance` without asking the value: the `__class__` of a proxy may be anything, or raise."""
+    return issubclass(type(value), kinds)
+
+
 def is_atom(value: Any) -> bool:
     """True for immutable built-in values, whose identity does not matter."""
     kind = type(value)

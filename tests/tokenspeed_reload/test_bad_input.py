@@ -168,3 +168,37 @@ def test_a_module_object_that_is_a_subclass(project):
     project.write_module("m", "import sys, types\nclass M(types.ModuleType): pass\nX = 2")
     project.reload()
     assert (m.X, m.other) == (2, "other")
+
+
+HOSTILE = """
+class Proxy:
+    @property
+    def __class__(self): raise RuntimeError("nothing is bound")
+    def __getattr__(self, name): raise RuntimeError("nothing is bound")
+    def __eq__(self, other): raise RuntimeError("nothing is bound")
+    def __bool__(self): raise RuntimeError("nothing is bound")
+    def __repr__(self): raise RuntimeError("nothing is bound")
+class Closed:
+    def __getattribute__(self, name): raise RuntimeError("closed")
+    def __setattr__(self, name, value): raise RuntimeError("closed")
+proxy, closed = Proxy(), Closed()
+TABLE = {"proxy": proxy, "closed": closed}
+"""
+
+
+@pytest.mark.parametrize("edited", ["", "    extra = 1\n"], ids=["unchanged", "class edited"])
+def test_objects_that_answer_nothing_do_no_harm(project, edited):
+    project.write_module("m", HOSTILE + "def f(a=proxy, b=closed): return 1")
+    project.write_module("u", "from m import proxy, closed, TABLE\nall = [proxy, closed]")
+    project.watch("m", "u")
+    project.load("u")
+    m = project.load("m")
+    f = m.f
+    lines = HOSTILE.replace("class Closed:\n", "class Closed:\n" + edited)
+    project.write_module("m", lines + "def f(a=proxy, b=closed): return 2")
+    transaction = project.reloader.reload()
+    transaction.swap()
+    assert f() == 1
+    transaction.swap()
+    transaction.commit()
+    assert f() == 2 and m.f is f

@@ -331,3 +331,33 @@ def test_importlib_reload_keeps_the_record_right(project):
     project.write_module("m", "X = 2")
     importlib.reload(m)
     assert (m.X, reloader.changed()) == (2, [])
+
+
+class AsksAll:
+    """A finder that asks all others, as import hooks do that wrap what those find."""
+
+    def find_spec(self, name, path, target=None):
+        others = [f for f in sys.meta_path if f is not self]
+        return next(filter(None, (f.find_spec(name, path, target) for f in others)), None) if name == "m" else None
+
+
+def test_two_reloaders_of_one_module(project, monkeypatch):
+    project.write_module("m", "X = 1\ndef f(): return X")
+    monkeypatch.setattr(sys, "meta_path", [AsksAll(), *sys.meta_path])
+    first, second = project.watch("m"), Reloader(["m"])
+    second.install()
+    m = project.load("m")
+    f = m.f
+    project.write_module("m", "X = 2\ndef f(): return X * 2")
+    assert [c.module for c in first.changed()] == [c.module for c in second.changed()] == ["m"]
+    first.reload_and_commit()
+    assert (f(), m.f, second.changed()) == (4, f, [])
+    project.write_module("m", "X = 3\ndef f(): return X * 3\ndef g(): return f()")
+    second.reload().undo()
+    assert (f(), hasattr(m, "g")) == (4, False)
+    second.reload_and_commit()
+    assert (f(), m.g(), first.changed(), first.reload_and_commit().objects_patched) == (9, 9, [], 0)
+    third = Reloader(["m"])
+    project.write_module("m", "X = 4\ndef f(): return X")
+    third.install()
+    assert [c.module for c in third.changed()] == ["m"]

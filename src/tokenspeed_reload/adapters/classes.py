@@ -11,7 +11,7 @@ from tokenspeed_reload.adapters.containers import CONTAINERS, refill
 from tokenspeed_reload.codes import TARGET, is_redirection, redirect
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import MISSING, ClassState, FunctionState
-from tokenspeed_reload.values import same_dict, same_value
+from tokenspeed_reload.values import is_a, same_dict, same_value
 
 METACLASS = "the metaclass changed; it is fixed when a class is made"
 SLOTS = "the slots changed; the layout of a class is fixed when it is made"
@@ -30,8 +30,8 @@ class ClassAdapter:
     def matches(self, live: Any, new: Any, merge: Merge) -> bool:
         """True for two classes of one definition."""
         return (
-            isinstance(live, type)
-            and isinstance(new, type)
+            is_a(live, type)
+            and is_a(new, type)
             and live.__module__ == new.__module__
             and live.__qualname__ == new.__qualname__
             and isinstance(live, enum.EnumMeta) == isinstance(new, enum.EnumMeta)
@@ -87,7 +87,7 @@ class ClassAdapter:
         unchanged = merge.unchanged_members(new)
         functions = merge.member_functions(new)
         for name, value in list(vars(new).items()):
-            if name in _FIXED or name in skip or isinstance(value, GetSetDescriptorType | MemberDescriptorType):
+            if name in _FIXED or name in skip or is_a(value, GetSetDescriptorType | MemberDescriptorType):
                 continue
             self._member(
                 live,

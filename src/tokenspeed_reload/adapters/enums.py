@@ -8,7 +8,7 @@ from typing import Any
 from tokenspeed_reload.adapters.classes import ClassAdapter
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import ClassState, DictContents, InstanceState, ListContents
-from tokenspeed_reload.values import same_value
+from tokenspeed_reload.values import is_a, same_value
 
 
 class EnumAdapter(ClassAdapter):
@@ -16,7 +16,7 @@ class EnumAdapter(ClassAdapter):
 
     def matches(self, live: Any, new: Any, merge: Merge) -> bool:
         """True for two enumerations of one definition."""
-        return isinstance(live, enum.EnumMeta) and super().matches(live, new, merge)
+        return is_a(live, enum.EnumMeta) and super().matches(live, new, merge)
 
     def merge(self, live: Any, new: Any, where: str, merge: Merge) -> Any:
         """Update `live`."""
