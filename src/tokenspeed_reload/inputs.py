@@ -116,7 +116,7 @@ class Inputs:
         if parts[0] in module.dirty:
             return True
         edge = module.edges.get(parts[0])
-        value = module.namespace.get(parts[0])
+        value: Any = module.namespace.get(parts[0])
         if edge is not None:
             return self._reaches(edge.module, edge.name, parts[1:], edge.binds)
         if is_a(value, ModuleType):

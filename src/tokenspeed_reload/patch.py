@@ -192,7 +192,7 @@ class Patch:
         """Statements such as `f.x = 1` write to objects that stay: log these before they run."""
         statements = (*module.statements(), *module.dropped)
         for name in sorted({name for s in statements for name in s.reads.mutates}):
-            value = module.namespace.get(name)
+            value: Any = module.namespace.get(name)
             if not is_a(value, ModuleType | FunctionType | type):
                 continue
             home = value.__name__ if is_a(value, ModuleType) else value.__module__

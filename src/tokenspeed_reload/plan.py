@@ -88,7 +88,7 @@ class Planner:
         if not isinstance(before, ast.ClassDef):
             return
         after = find_definition(module.new, before.name)
-        live = module.namespace.get(before.name)
+        live: Any = module.namespace.get(before.name)
         where = f"{module.name}.{before.name}"
         if not isinstance(after, ast.ClassDef) or not is_a(live, type):
             return
