@@ -6,6 +6,7 @@ import ast
 import builtins
 from collections.abc import Iterable
 from types import CodeType, FunctionType
+from typing import Any
 
 from tokenspeed_reload.adapters.classes import LAYOUT, METACLASS, NEW_CLASS, SLOTS
 from tokenspeed_reload.codes import CodeMap, fit
