@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from types import CellType, FrameType, FunctionType, GetSetDescriptorType, MethodType
+from types import CellType, FrameType, FunctionType, GenericAlias, GetSetDescriptorType, MethodType, UnionType
 from typing import Any
 
 from tokenspeed_reload.merge import Merge
@@ -167,6 +168,11 @@ class Substitution:
             self._rebuilt(holder, tuple(self._resolve(item) for item in holder))
         elif kind is frozenset:
             self._rebuilt(holder, frozenset(self._resolve(item) for item in holder))
+        elif kind is UnionType:
+            self._rebuilt(holder, functools.reduce(operator.or_, [self._resolve(item) for item in holder.__args__]))
+        elif kind is GenericAlias:
+            items = tuple(self._resolve(item) for item in holder.__args__)
+            self._rebuilt(holder, GenericAlias(self._resolve(holder.__origin__), items))
         elif kind is MethodType:
             self._rebuilt(holder, MethodType(self._resolve(holder.__func__), self._resolve(holder.__self__)))
         elif kind is functools.partial:
