@@ -29,7 +29,8 @@ def _directory_of_model(name: str) -> Path:
     from tokenspeed.runtime.config import ModelOptions
     from tokenspeed.runtime.loader.source import resolve
 
-    source = resolve(ModelOptions(model=name), lambda _: None)
+    # Dummy weights are not fetched from the hub.
+    source = resolve(ModelOptions(model=name, load_format="dummy"), lambda _: None)
     if source.tokenizer_dir is None:
         raise ConfigError(f"{source.path} brings no tokenizer")
     return source.tokenizer_dir
