@@ -164,17 +164,23 @@ class _Uses(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         target = node.targets[0]
-        if self._functions or self._classes or len(node.targets) > 1 or not isinstance(target, ast.Name):
+        if len(node.targets) > 1 or not self._is_named(target, node.value):
             self.generic_visit(node)
-        elif target.id != "__all__":
-            self._under(target.id, [node.value])
+        elif target.id != "__all__":  # type: ignore[attr-defined]
+            self._under(target.id, [node.value])  # type: ignore[attr-defined]
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        at_top = not self._functions and not self._classes and isinstance(node.target, ast.Name)
+        is_named = self._is_named(node.target, node.value)
         if node.value is not None:
-            self._under(node.target.id if at_top else self._owner, [node.value])  # type: ignore[union-attr]
-        if not at_top:
+            self._under(node.target.id if is_named else self._owner, [node.value])  # type: ignore[union-attr]
+        if not is_named:
             self.visit(node.target)
+
+    def _is_named(self, target: ast.expr, value: ast.expr | None) -> bool:
+        """True where a value gets a name by which all uses know it: in a module, or an alias in a class."""
+        if self._functions or self._hidden or not isinstance(target, ast.Name):
+            return False
+        return not self._classes or isinstance(value, ast.Name)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._under("", node.decorator_list)

@@ -93,3 +93,11 @@ def test_a_cached_property_is_named_where_an_object_holds_its_value(project, is_
     text += "class B(A): pass\nHELD = [B()]\n"
     text += "HELD[0].x\n" if is_computed else ""
     assert needs_restart(project, text, text.replace("return 1", "return 2")) == (["m.A.x"] if is_computed else [])
+
+
+@pytest.mark.parametrize("alias", ["kind = Part", "kind: type = Part"])
+@pytest.mark.parametrize(("user", "named"), [("__init__", ["m.Part.__init__"]), ("forward", [])])
+def test_an_alias_in_a_class_is_used_where_its_name_is(project, alias, user, named):
+    text = "class Part:\n    def __init__(self): self.n = 1\n"
+    text += f"class Model:\n    {alias}\n    def {user}(self): self.kind()\ndef build(): return Model()"
+    assert needs_restart(project, text, text.replace("self.n = 1", "self.n = 2")) == named
