@@ -177,21 +177,6 @@ class Registry:
         """What was selected in this process, in order of operation."""
         return sorted(self._chosen.values(), key=lambda choice: (choice.request.operation, str(choice.request)))
 
-    def other_choices(self) -> dict[str, tuple[str, str | None]]:
-        """By family and mode: the name of the kernel that was chosen first, and of the other that would be now.
-
-        None in its place says that no kernel would do. A kernel of another name and the same function is no other.
-        """
-        found: dict[str, tuple[str, str | None]] = {}
-        for request, first in self._chosen.items():
-            try:
-                now: Kernel | None = self.choose(request, first.wish).kernel
-            except KernelError:
-                now = None
-            if now is None or now.function is not first.kernel.function:
-                found[request.operation] = (first.kernel.name, now.name if now is not None else None)
-        return found
-
     def permit(self, assignments: Sequence[str]) -> None:
         """Take `family.mode=solution` assignments as the flag --kernel gives them.
 

@@ -64,25 +64,21 @@ def test_a_withdrawn_kernel_is_not_chosen_and_comes_back_as_the_same_object() ->
     fast = kernel("fast", "fast", priority=5)
     registry.register(fast)
     held = registry.select("norm", "scale", CPU, torch.float32)
-    assert registry.other_choices() == {}
     registry.withdraw("elsewhere", {"fast": fast.function})
     assert held() == "fast"
     plain = registry.select("norm", "scale", CPU, torch.float32)
     assert plain() == "plain"
-    assert registry.other_choices() == {"norm.scale": ("norm.scale.fast", "norm.scale.reference")}
     registry.register(kernel("fast", "faster", priority=5))
     assert registry.select("norm", "scale", CPU, torch.float32) is held
-    assert (held(), registry.other_choices()) == ("faster", {})
+    assert held() == "faster"
 
 
-def test_a_choice_without_a_kernel_is_told() -> None:
+def test_a_callable_without_a_name_stays_when_a_module_withdraws() -> None:
     registry = Registry()
     registry.register(kernel("reference", "plain"))
-    registry.select("norm", "scale", CPU, torch.float32)
     registry.register(Kernel("norm.other.partial", partial(abs, -1), "norm", "other", "partial"))
     registry.withdraw(__name__, {"kernel": kernel})
     assert [known.name for known in registry.kernels()] == ["norm.other.partial"]
-    assert registry.other_choices() == {"norm.scale": ("norm.scale.reference", None)}
 
 
 def test_restore_undoes_new_names_and_changed_functions() -> None:
@@ -193,8 +189,6 @@ def test_an_override_of_a_context_goes_before_a_flag_and_that_before_the_environ
         with override(**{"norm.other": "a"}):
             assert chosen() == "d"
     assert chosen() == "c"
-    # What was planned first under no override would be the same again under none.
-    assert registry.other_choices() == {}
 
 
 def test_an_override_that_cannot_be_followed_says_who_asked() -> None:
