@@ -12,11 +12,35 @@ import importlib
 import linecache
 import re
 import sys
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+def catches(function: Callable[[], Any], kind: type[BaseException]) -> bool:
+    """True when calling `function` raises `kind`."""
+    try:
+        function()
+    except kind:
+        return True
+    return False
+
+
+def raised_line(function: Callable[[], Any]) -> int | None:
+    """The line on which the ValueError of `function` was raised."""
+    try:
+        function()
+    except ValueError as error:
+        return traceback.extract_tb(error.__traceback__)[-1].lineno
+    return None
+
+
+HELPERS: dict[str, Any] = {"catches": catches, "raised_line": raised_line}
+"""What the code of a case may call."""
 
 
 @dataclass
@@ -90,7 +114,7 @@ def look(checks: list[str], scope: dict[str, Any]) -> list[str]:
     return shown
 
 
-def fresh_look(case: Case, root: Path, helpers: dict[str, Any]) -> list[str]:
+def fresh_look(case: Case, root: Path) -> list[str]:
     """What a fresh interpreter would show: the modules are imported anew, beside the live ones."""
 
     def ours() -> list[str]:
@@ -101,7 +125,7 @@ def fresh_look(case: Case, root: Path, helpers: dict[str, Any]) -> list[str]:
     for path in [p for p in linecache.cache if p.startswith(str(root))]:
         del linecache.cache[path]
     importlib.invalidate_caches()
-    scope = dict(helpers)
+    scope = dict(HELPERS)
     try:
         for name in case.first:
             importlib.import_module(name)

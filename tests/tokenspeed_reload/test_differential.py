@@ -5,36 +5,15 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tokenspeed_reload.differential import Case, fresh_look, load_cases, look
+from tests.tokenspeed_reload.differential import HELPERS, Case, fresh_look, load_cases, look
 from tokenspeed_reload import ReloadError, Report
 
 CASES = load_cases(Path(__file__).parent / "cases")
-
-
-def catches(function: Callable[[], Any], kind: type[BaseException]) -> bool:
-    try:
-        function()
-    except kind:
-        return True
-    return False
-
-
-def raised_line(function: Callable[[], Any]) -> int | None:
-    try:
-        function()
-    except ValueError as error:
-        return traceback.extract_tb(error.__traceback__)[-1].lineno
-    return None
-
-
-HELPERS = {"catches": catches, "raised_line": raised_line}
 
 
 def start(project, case: Case) -> dict[str, Any]:
@@ -56,7 +35,7 @@ def edit(project, case: Case) -> list[str]:
         project.root.joinpath(*name.split(".")).with_suffix(".py").unlink()
     project.reloader.uninstall()
     try:
-        return fresh_look(case, project.root, HELPERS)
+        return fresh_look(case, project.root)
     finally:
         project.reloader.install()
         importlib.invalidate_caches()

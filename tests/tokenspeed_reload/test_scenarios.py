@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tokenspeed_reload.differential import HELPERS
 from tokenspeed_reload import ReloadError
 
 CASES = [
@@ -18,28 +17,12 @@ CASES = [
 ]
 
 
-def catches(function: Callable[[], Any], kind: type[BaseException]) -> bool:
-    try:
-        function()
-    except kind:
-        return True
-    return False
-
-
-def raised_line(function: Callable[[], Any]) -> int | None:
-    try:
-        function()
-    except ValueError as error:
-        return traceback.extract_tb(error.__traceback__)[-1].lineno
-    return None
-
-
 def start(project, case) -> dict[str, Any]:
     names = list(case["before"])
     for name, text in case["before"].items():
         project.write_module(name, text)
     project.watch(*names)
-    held: dict[str, Any] = {"catches": catches, "raised_line": raised_line}
+    held: dict[str, Any] = dict(HELPERS)
     for name in names:
         project.load(name)
     exec(case["hold"], held)
