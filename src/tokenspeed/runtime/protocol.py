@@ -93,6 +93,8 @@ class Submit(Message, frozen=True):
     sampling: SamplingParams
     shares_prompt_with: str | None = None
     """An earlier request with this very prompt: this one starts once the KV of that one's prompt can be found."""
+    generated: list[int] = []
+    """Tokens of the answer that other ranks produced before they were replaced. None of them is sent again."""
 
 
 class LoadGrammars(Message, frozen=True):

@@ -55,11 +55,11 @@ class Grammars:
         """Drop a grammar; the states that were begun go on."""
         self._compiled.pop(key, None)
 
-    def begin(self, key: int | None) -> GrammarState:
-        """The state of a new answer.
+    def begin(self, key: int | None, generated: Sequence[int] = ()) -> GrammarState:
+        """The state of an answer that has the tokens `generated`.
 
         Raises:
-            TokenSpeedError: when the grammar could not be read.
+            TokenSpeedError: when the grammar could not be read, or does not permit these tokens.
         """
         compiled = None if key is None else self._compiled.get(key)
         if compiled is None:
@@ -68,7 +68,11 @@ class Grammars:
             raise compiled
         from tokenspeed.grammar.state import GrammarState
 
-        return GrammarState(compiled, self.vocab_size)
+        state = GrammarState(compiled, self.vocab_size)
+        for token_id in generated:
+            if not state.accept(token_id):
+                raise GrammarError(f"the answer so far has token {token_id}, which the grammar does not permit")
+        return state
 
     def _loaded(self) -> TokenizerInfo:
         self.load()

@@ -171,11 +171,18 @@ class EngineLoop:
     def _submit(self, message: Submit) -> list[RequestOutput]:
         grammar = message.sampling.grammar
         try:
-            state = None if grammar is None else self.grammars.begin(grammar.key)
+            state = None if grammar is None else self.grammars.begin(grammar.key, message.generated)
         except TokenSpeedError as error:
             return self.scheduler.refuse(message.request_id, str(error))
         return self.scheduler.submit(
-            Request(message.request_id, message.prompt, message.sampling, message.shares_prompt_with, state)
+            Request(
+                message.request_id,
+                message.prompt,
+                message.sampling,
+                message.shares_prompt_with,
+                state,
+                message.generated,
+            )
         )
 
     def _handle(self, message: StreamMessage) -> None:

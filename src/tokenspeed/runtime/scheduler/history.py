@@ -14,6 +14,6 @@ class TokenHistory:
 
     __slots__ = ("answer_ids", "prompt_ids")
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Sequence[int], answer: Sequence[int] = ()) -> None:
         self.prompt_ids = array("q", dict.fromkeys(prompt))
-        self.answer_ids = array("q")
+        self.answer_ids = array("q", answer)

@@ -35,7 +35,7 @@ class TokenGrammar(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """What the scheduler knows of one request. Callers give the first five fields and change none."""
+    """What the scheduler knows of one request. Callers give the first six fields and change none."""
 
     request_id: str
     prompt: list[int]
@@ -43,6 +43,9 @@ class Request:
     shares_prompt_with: str | None = None
     """As in `Submit`."""
     grammar: TokenGrammar | None = None
+    """Its state after `generated`."""
+    generated: list[int] = field(default_factory=list)
+    """As in `Submit`: the answer goes on behind them as if they had been sampled here."""
 
     state: RequestState = field(default=RequestState.WAITING, init=False)
     token_ids: list[int] = field(default_factory=list, init=False)
@@ -72,12 +75,14 @@ class Request:
         sampling = self.sampling
         # The end of a text is part of its grammar.
         eos = () if sampling.ignore_eos and self.grammar is None else eos_token_ids
-        self.token_ids = list(self.prompt)
+        self.token_ids = [*self.prompt, *self.generated]
         self.stop_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
         self.stops_from = len(self.prompt) + sampling.min_new_tokens
         self.length_limit = min(len(self.prompt) + sampling.max_new_tokens, max_len)
-        self.history = TokenHistory(self.prompt) if sampling.penalised else None
-        self.prompt_logprobs = None if sampling.prompt_logprobs is None else [None] * len(self.prompt)
+        self.history = TokenHistory(self.prompt, self.generated) if sampling.penalised else None
+        # They went out with the first token.
+        told = sampling.prompt_logprobs is None or self.generated
+        self.prompt_logprobs = None if told else [None] * len(self.prompt)
 
     def append(self, token_id: int) -> None:
         """Take the next token of the answer."""

@@ -89,13 +89,15 @@ class Scheduler:
         if num_tokens > self.max_len:
             hint = f"the prompt has {num_tokens} tokens, more than the {self.max_len} that fit; shorten it"
             return [self._refusal(request, hint)]
-        if request.sampling.max_new_tokens < 1:
+        request.bind(self.limits.eos_token_ids, self.max_len)
+        if request.sampling.max_new_tokens < 1 or (
+            request.generated and len(request.token_ids) >= request.length_limit
+        ):
             request.state = RequestState.FINISHED
             return [RequestOutput(request_id=request.request_id, token_ids=[], finish_reason="length")]
-        request.bind(self.limits.eos_token_ids, self.max_len)
         self._live[request.request_id] = request
         self._waiting[request.request_id] = request
-        self._waiting_tokens += num_tokens
+        self._waiting_tokens += len(request.token_ids)
         return []
 
     def refuse(self, request_id: str, error: str) -> list[RequestOutput]:
@@ -109,7 +111,7 @@ class Scheduler:
             return []
         if request.state is RequestState.WAITING:
             del self._waiting[request_id]
-            self._waiting_tokens -= len(request.prompt)
+            self._waiting_tokens -= len(request.token_ids)
         elif request.state is RequestState.PREEMPTED:
             self._preempted.remove(request)
         else:
@@ -296,20 +298,18 @@ class Scheduler:
     def _shares_what_is_computed(self, request: Request) -> bool:
         """Whether a running request is just computing the prompt that this one could find in the prefix index."""
         leader = self._live.get(request.shares_prompt_with or "")
-        return (
-            leader is not None
-            and leader.state is RequestState.RUNNING
-            and len(leader.token_ids) == len(leader.prompt) > self.limits.block_size
-            and self.cache.enable_prefix_caching
-        )
+        if leader is None or leader.state is not RequestState.RUNNING or not self.cache.enable_prefix_caching:
+            return False
+        return leader.table.num_published < (len(leader.prompt) - 1) // self.limits.block_size
 
     def _leave_waiting(self, request: Request, num_found: int) -> None:
         del self._waiting[request.request_id]
-        self._waiting_tokens -= len(request.prompt)
-        request.cached_tokens = num_found
+        self._waiting_tokens -= len(request.token_ids)
+        if not request.generated:
+            request.cached_tokens = num_found
         self._admitted.append(request.request_id)
         if self.cache.enable_prefix_caching:
-            self._prefix_queried_tokens += len(request.prompt)
+            self._prefix_queried_tokens += len(request.token_ids)
             self._prefix_hit_tokens += num_found
 
     def _make_room(self, request: Request, step: BatchBuilder) -> bool:

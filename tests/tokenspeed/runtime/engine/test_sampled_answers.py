@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -144,6 +145,23 @@ def test_every_answer_is_what_the_definitions_say(
         assert tokens(again) == tokens(outputs)
         if request.sampling.prompt_logprobs is not None:
             check(peer, request, again)
+
+
+def test_answers_go_on_in_another_engine(model_dir: Path, peer: Any, tmp_path: Path) -> None:
+    """What was sent before a loss is not sent again, and the rest is what would have come anyway."""
+    sent = requests()
+    before = engine(model_dir, tmp_path).serve(sent)
+    goes_on = engine(model_dir, tmp_path)
+    kept = {request.request_id: index % 12 for index, request in enumerate(sent)}
+    resubmitted = [
+        msgspec.structs.replace(request, generated=tokens(outputs)[: kept[request.request_id]])
+        for request, outputs in zip(sent, before, strict=True)
+    ]
+    for request, first, rest in zip(sent, before, goes_on.serve(resubmitted), strict=True):
+        had = kept[request.request_id]
+        whole = [*first[:had], *rest]
+        assert all(output.prompt_logprobs is None for output in whole[1:])
+        check(peer, request, whole)
 
 
 def test_answers_survive_preemption(model_dir: Path, peer: Any, tmp_path: Path) -> None:

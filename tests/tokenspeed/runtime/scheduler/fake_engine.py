@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenspeed.runtime.cache.manager import KVCacheManager
+from tokenspeed.runtime.cache.manager import BlockTable, KVCacheManager
 from tokenspeed.runtime.protocol import RequestOutput, SamplingParams
 from tokenspeed.runtime.scheduler.batch import Batch
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
@@ -35,12 +35,19 @@ class FakeEngine:
             block_size=block_size,
             eos_token_ids=(EOS,),
         )
-        self.scheduler = Scheduler(self.limits, KVCacheManager(num_blocks, block_size, prefix_caching))
-        self.device = FakeDevice(num_blocks, block_size)
+        self.num_blocks = num_blocks
+        self.prefix_caching = prefix_caching
+        self._begin()
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[RequestOutput]] = {}
         self.admitted: list[str] = []
         """Ids in order of first admission."""
+        self.resubmitted: set[str] = set()
+
+    def _begin(self) -> None:
+        size = self.limits.block_size
+        self.scheduler = Scheduler(self.limits, KVCacheManager(self.num_blocks, size, self.prefix_caching))
+        self.device = FakeDevice(self.num_blocks, size)
 
     # ---- what an engine loop does ----
 
@@ -53,6 +60,18 @@ class FakeEngine:
         self.outputs[request.request_id] = []
         self._take(self.scheduler.submit(request))
         return request
+
+    def replace(self) -> None:
+        """The ranks are lost: fresh ones get the requests that have not ended, with their tokens so far."""
+        self._begin()
+        for request_id, old in self.requests.items():
+            old.table = BlockTable()
+            if self.finish_reason(old) is None:
+                self.resubmitted.add(request_id)
+                request = self.requests[request_id] = Request(
+                    request_id, old.prompt, old.sampling, old.shares_prompt_with, generated=self.tokens(old)
+                )
+                self._take(self.scheduler.submit(request))
 
     def abort(self, request_id: str) -> None:
         self._take(self.scheduler.abort(request_id))
@@ -142,7 +161,7 @@ class FakeEngine:
             assert outputs and outputs[-1].finish_reason is not None, "a request was lost"
             self._check_answer(request, outputs[-1])
             self._check_logprobs(request)
-            if request.request_id in self.admitted:
+            if request.request_id in self.admitted and request.request_id not in self.resubmitted:
                 assert {output.cached_tokens for output in outputs} == {request.cached_tokens}
                 assert request.cached_tokens < len(request.prompt)
         assert self.scheduler.drained

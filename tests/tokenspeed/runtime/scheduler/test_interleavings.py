@@ -104,6 +104,10 @@ class Interleavings(RuleBasedStateMachine):
         self.generation += 1
         self.engine.reseed(self.generation)
 
+    @rule()
+    def replace_ranks(self) -> None:
+        self.engine.replace()
+
     @rule(is_open=st.booleans())
     def hold(self, is_open: bool) -> None:
         self.engine.scheduler.admission_open = is_open

@@ -46,6 +46,47 @@ def test_answers_start_though_the_first_one_ended_early(end: str) -> None:
     assert engine.finish_reason(other) in ("stop", "length")
 
 
+def test_answers_that_go_on_elsewhere_compute_their_prompt_once() -> None:
+    engine = FakeEngine(block_size=4, max_num_seqs=8, max_num_batched_tokens=8)
+    prompt = [1, 2] * 9
+    first = engine.submit(prompt, ignore_eos=True)
+    other = engine.submit(prompt, shares_prompt_with=first.request_id, ignore_eos=True, logprobs=1)
+    while not engine.tokens(other):
+        engine.step()
+    engine.replace()
+    computed = engine.scheduler.loads(paused=False).step_tokens
+    while engine.requests[other.request_id].num_scheduled == 0:
+        engine.step()
+    computed = engine.scheduler.loads(paused=False).step_tokens - computed
+    assert computed < 2 * len(prompt)
+    engine.run()
+    engine.check_ended()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 6])
+def test_an_answer_goes_on_elsewhere_as_if_nothing_had_happened(steps: int) -> None:
+    wish = {"max_new_tokens": 7, "min_new_tokens": 4, "presence_penalty": 0.5, "logprobs": 2, "prompt_logprobs": 1}
+    engine = FakeEngine(block_size=4)
+    cut = engine.submit([1, 2, 1], **wish)  # type: ignore[arg-type]
+    for _ in range(steps):
+        engine.step()
+    engine.replace()
+    engine.run()
+    engine.check_ended()
+    assert len(engine.tokens(cut)) >= 4
+
+
+def test_an_answer_that_is_as_long_as_it_may_become_ends_at_once() -> None:
+    """Fewer blocks than before, say."""
+    engine = FakeEngine(num_blocks=8, block_size=4)
+    request = engine.submit([1, 2, 1], ignore_eos=True, max_new_tokens=20)
+    for _ in range(7):
+        engine.step()
+    engine.num_blocks = 2
+    engine.replace()
+    assert engine.finish_reason(request) == "length"
+
+
 def test_a_request_with_penalties_sits_out_the_step_in_which_its_last_token_is_unknown() -> None:
     engine = FakeEngine()
     penalised = engine.submit([1, 2], ignore_eos=True, frequency_penalty=0.5)
