@@ -13,17 +13,20 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 import tokenspeed
 import tokenspeed_kernel
 
 ROOTS = {"tokenspeed": Path(tokenspeed.__file__).parent, "tokenspeed_kernel": Path(tokenspeed_kernel.__file__).parent}
 START_TIMEOUT = 180.0
+LAST_FRAME = "in _run_module_as_main\n"
+"""How the stacks of a `python -m` end: the main thread comes last, and its first call."""
 
 
 def free_port() -> int:
@@ -110,9 +113,20 @@ class Server:
         """The log after the front and the ranks wrote there where each of their threads is."""
         for pid, line in self.processes().items():
             if "tokenspeed.rank" in line or "tokenspeed.server" in line:
-                os.kill(pid, signal.SIGUSR1)
-        time.sleep(1)
+                self._write_stack(pid)
         return self.output()
+
+    def _write_stack(self, pid: int) -> None:
+        """Have one process write its stacks to the end, so that those of two do not get between each other.
+
+        One that does not answer, because it is stopped, is left out.
+        """
+        before = len(self.output())
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+        deadline = time.monotonic() + 30
+        while LAST_FRAME not in self.output()[before:] and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     # ---- edits ----
 
@@ -228,12 +242,10 @@ class Server:
 
     def processes(self) -> dict[int, str]:
         """Command lines of the server's descendants by process id."""
-        import psutil
-
         found = {}
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            with_args = " ".join(child.cmdline())
-            found[child.pid] = with_args
+            with suppress(psutil.NoSuchProcess):
+                found[child.pid] = " ".join(child.cmdline())
         return found
 
 

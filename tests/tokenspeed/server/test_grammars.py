@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
+import resource
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -22,41 +22,76 @@ from tokenspeed.server.errors import UnsupportedCall
 from tokenspeed.server.grammars import GrammarCompiler
 
 SLOW = Grammar(kind="regex", text="".join(f"([a-{last}]{{1,500}}x){{1,500}}" for last in "bcdefghijklmnopqrstuvwxyz"))
-Start = Callable[..., GrammarCompiler]
+UNBOUNDED = {"time_limit": 3600.0, "memory_limit": 2**40}
 
 
 def regex(text: str) -> Grammar:
     return Grammar(kind="regex", text=text)
 
 
-@pytest.fixture
-async def start(tokenizer_dir: Path) -> AsyncIterator[Start]:
-    compilers: list[GrammarCompiler] = []
+class Compilers:
+    """Compilers of one test, whose processes can be told from those of others by the directory of their tokenizer."""
 
-    def build(**limits: Any) -> GrammarCompiler:
-        compiler = GrammarCompiler(lambda: None, **limits)
-        compiler.open(engine_info(tokenizer_path=str(tokenizer_dir), vocab_size=260, eos_token_ids=(257,)))
-        compilers.append(compiler)
+    def __init__(self, tokenizer_dir: Path) -> None:
+        self.tokenizer_dir = tokenizer_dir
+        self._started: list[GrammarCompiler] = []
+
+    def start(self, **limits: Any) -> GrammarCompiler:
+        compiler = GrammarCompiler(lambda: None, **{**UNBOUNDED, **limits})
+        compiler.open(engine_info(tokenizer_path=str(self.tokenizer_dir), vocab_size=260, eos_token_ids=(257,)))
+        self._started.append(compiler)
         return compiler
 
-    yield build
-    for compiler in compilers:
-        await compiler.close()
+    def processes(self) -> list[psutil.Process]:
+        """The worker, and its fork for each grammar."""
+        return [child for child in psutil.Process().children(recursive=True) if self._owns(child)]
+
+    def workers(self) -> list[psutil.Process]:
+        return [process for process in self.processes() if process.ppid() == os.getpid()]
+
+    async def stopped_forks(self, number: int) -> list[psutil.Process]:
+        """Wait for so many forks and stop them: they neither end nor take memory, however fast the machine is."""
+        await until(lambda: len(self._forks_at_work()) == number)
+        forks = self._forks_at_work()
+        for fork in forks:
+            fork.suspend()
+        return forks
+
+    async def close(self) -> None:
+        for process in self.processes():
+            process.kill()
+        for compiler in self._started:
+            await compiler.close()
+
+    def _forks_at_work(self) -> list[psutil.Process]:
+        """The forks that have set their limits; these end with their worker, even while they are stopped."""
+        forks = [process for process in self.processes() if process.ppid() != os.getpid()]
+        return [fork for fork in forks if fork.rlimit(psutil.RLIMIT_AS)[0] != resource.RLIM_INFINITY]
+
+    def _owns(self, process: psutil.Process) -> bool:
+        try:
+            return str(self.tokenizer_dir) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
 
 
-def workers() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if "tokenspeed.grammar.worker" in " ".join(child.cmdline())]
+@pytest.fixture
+async def compilers(tokenizer_dir: Path, tmp_path: Path) -> AsyncIterator[Compilers]:
+    own = tmp_path / "tokenizer"
+    own.symlink_to(tokenizer_dir)
+    compilers = Compilers(own)
+    yield compilers
+    await compilers.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.02)
 
 
-async def test_grammars_are_compiled_once_and_apart_from_each_other(start: Start) -> None:
-    compiler = start(time_limit=4.0)
+async def test_grammars_are_compiled_once_and_apart_from_each_other(compilers: Compilers) -> None:
+    compiler = compilers.start()
     first, *others = await asyncio.gather(*(compiler.compile(regex("[ab]{3}")) for _ in range(5)))
     assert all(other is first for other in others)
     assert await compiler.compile(regex("[ab]{3}")) is first
@@ -64,57 +99,67 @@ async def test_grammars_are_compiled_once_and_apart_from_each_other(start: Start
         with pytest.raises(GrammarError, match="parenthesis"):
             await compiler.compile(regex("(a"))
 
-    slow = [asyncio.create_task(compiler.compile(SLOW)) for _ in range(2)]
+    slow = asyncio.create_task(compiler.compile(SLOW))
+    await compilers.stopped_forks(1)
     await asyncio.gather(*(compiler.compile(regex(f"a{{{n}}}")) for n in range(1, 9)))
-    assert not slow[0].done(), "the test needs a grammar that takes longer"
+    assert not slow.done()
+
+
+async def test_one_that_takes_too_long_ends_alone(compilers: Compilers) -> None:
+    compiler = compilers.start(time_limit=5.0)
+    slow = [asyncio.create_task(compiler.compile(SLOW)) for _ in range(2)]
+    (fork,) = await compilers.stopped_forks(1)
     slow[0].cancel()
-    with pytest.raises(GrammarError, match="took longer than 4 s to compile"):
+    with pytest.raises(GrammarError, match="took longer than 5 s to compile"):
         await slow[1]
+    assert not fork.is_running()
     with pytest.raises(GrammarError, match="took longer"):
         await compiler.compile(SLOW)
     assert await compiler.compile(regex("b"))
 
 
-async def test_one_that_takes_too_much_memory_ends_alone(start: Start) -> None:
-    compiler = start(memory_limit=8 * 2**20)
+async def test_one_that_takes_too_much_memory_ends_alone(compilers: Compilers) -> None:
+    compiler = compilers.start(memory_limit=8 * 2**20)
     with pytest.raises(GrammarError, match="takes more than 8 MiB of memory to compile"):
         await compiler.compile(SLOW)
     assert await compiler.compile(regex("b"))
 
 
-async def test_what_nobody_waits_for_is_given_up_and_a_killed_worker_is_replaced(start: Start) -> None:
-    compiler = start()
+async def test_what_nobody_waits_for_is_given_up_and_a_killed_worker_is_replaced(compilers: Compilers) -> None:
+    compiler = compilers.start()
     await compiler.compile(regex("a"))
     waiting = [asyncio.create_task(compiler.compile(SLOW)) for _ in range(2)]
-    await until(lambda: len(workers()) == 2)
+    (fork,) = await compilers.stopped_forks(1)
     waiting[0].cancel()
-    await asyncio.sleep(0.1)
-    assert len(workers()) == 2, "the other one still waits"
+    await compiler.compile(regex("the worker has read what came before"))
+    assert fork.is_running(), "the other one still waits"
     waiting[1].cancel()
-    await until(lambda: len(workers()) == 1)
+    await until(lambda: not fork.is_running())
     assert await compiler.compile(regex("b"))
 
     slow = asyncio.create_task(compiler.compile(SLOW))
-    await until(lambda: len(workers()) == 2)
-    worker = next(process for process in workers() if process.ppid() == os.getpid())
-    worker.send_signal(signal.SIGKILL)
+    await compilers.stopped_forks(1)
+    (worker,) = compilers.workers()
+    worker.kill()
     with pytest.raises(TokenSpeedError, match="the compiler of grammars ended"):
         await slow
     assert await compiler.compile(regex("c"))
-    assert len(workers()) == 1
+    assert len(compilers.workers()) == 1
 
     slow = asyncio.create_task(compiler.compile(SLOW))
-    await until(lambda: len(workers()) == 2)
+    await compilers.stopped_forks(1)
     await compiler.close()
     with pytest.raises(TokenSpeedError):
         await slow
-    await until(lambda: not workers())
+    await until(lambda: not compilers.processes())
 
 
-async def test_without_xgrammar_the_way_to_get_it_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_xgrammar_the_way_to_get_it_is_told(
+    compilers: Compilers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(UnsupportedCall, match=r"pip install 'tokenspeed\[structured\]'"):
-        await start().compile(regex("a"))
+        await compilers.start().compile(regex("a"))
 
 
 async def test_a_model_without_an_end_is_told() -> None:
