@@ -23,6 +23,9 @@ MOST_SEQS = 2**16
 MOST_BATCHED_TOKENS = 2**20
 """A rank reserves buffers for a step of so many requests and tokens before it serves."""
 
+MOST_RANKS = 64
+"""A rank is a process of its own, and all of them run on one machine."""
+
 LARGEST = 2**31 - 1
 """Bound of every other setting that counts something: far above what any machine has, and safe in 32 bits."""
 
@@ -254,7 +257,7 @@ def validate(config: Config) -> None:
     if config.scheduler.max_queued_requests is not None:
         _at_least("--max-queued-requests", config.scheduler.max_queued_requests, 0)
     _at_least("--block-size", config.cache.block_size, 1)
-    _at_least("--tensor-parallel-size", config.parallel.tensor_parallel_size, 1)
+    _between("--tensor-parallel-size", config.parallel.tensor_parallel_size, 1, MOST_RANKS)
     # One token of prompt and one of answer.
     for flag, value in (
         ("--max-model-len", config.model.max_model_len),

@@ -50,6 +50,8 @@ def settings_of_one_server(draw: st.DrawFn) -> dict[str, Any]:
             values[option.name] = tuple(draw(st.lists(st.integers(1, 8), min_size=1, max_size=4)))
         elif kind.startswith("bool"):
             values[option.name] = draw(st.booleans())
+        elif option.name == "tensor_parallel_size":
+            values[option.name] = draw(st.integers(1, 64))
         elif kind.startswith("int"):
             values[option.name] = draw(st.integers(16, 65535))
         elif option.name == "gpu_memory_utilization":
@@ -125,6 +127,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     [
         ("--max-model-len", "1", "--max-model-len must be 2 or more"),
         ("--max-total-tokens", "1", "--max-total-tokens must be 2 or more"),
+        ("--tensor-parallel-size", "65", "--tensor-parallel-size must be 64 or less"),
         ("--max-num-seqs", "0", "--max-num-seqs must be 1 or more"),
         ("--max-num-seqs", "65537", "--max-num-seqs must be 65536 or less"),
         ("--max-num-batched-tokens", str(2**20 + 1), "--max-num-batched-tokens must be 1048576 or less"),

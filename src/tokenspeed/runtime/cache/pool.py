@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,12 @@ class MemoryBudget:
     def of_host(cls, free: int) -> MemoryBudget:
         """On a CPU, where `free` bytes are free for this rank."""
         return cls(min(int(free * CPU_SHARE), CPU_LIMIT), free)
+
+    @classmethod
+    def smallest(cls, budgets: Iterable[MemoryBudget]) -> MemoryBudget:
+        """What every one of several ranks can give."""
+        shares, mosts = zip(*((budget.share, budget.most) for budget in budgets), strict=True)
+        return cls(min(shares), min(mosts))
 
 
 def plan_blocks(

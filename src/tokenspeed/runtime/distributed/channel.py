@@ -89,6 +89,15 @@ class Channel:
             socket.send(payload)
         return payload
 
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """Give every rank's `payload` to every rank, in rank order; waits for the slowest."""
+        if self.rank != 0:
+            self._peers[0].send(payload)
+            return msgspec.msgpack.decode(self.broadcast(None), type=list[bytes])
+        payloads = [payload, *(socket.recv() for socket in self._peers)]
+        self.broadcast(msgspec.msgpack.encode(payloads))
+        return payloads
+
     def vote(self, ballot: Ballot, deadline_s: float) -> Verdict:
         """Collect one ballot a rank on rank 0 and give all of them to every rank.
 

@@ -27,6 +27,14 @@ class Communicator:
 
     def all_gather_last(self, tensor: torch.Tensor) -> torch.Tensor:
         """Concatenate [..., n] of every rank to [..., n * size], in rank order."""
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        torch.distributed.all_gather(parts, tensor.contiguous(), group=self.process_group)
-        return torch.cat(parts, dim=-1)
+        rows = tensor.shape[0]
+        parts = tensor.new_empty(self.size * rows, *tensor.shape[1:])
+        _gather_into(parts, tensor.contiguous(), self.process_group)
+        return parts.unflatten(0, (self.size, rows)).movedim(0, -2).flatten(-2)
+
+
+def _gather_into(out: torch.Tensor, part: torch.Tensor, process_group: ProcessGroup) -> None:
+    """Fill `out`, [ranks * rows, ...], with every rank's `part`, [rows, ...], in rank order."""
+    # torch 2.13 renamed it and warns of the old name.
+    gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
+    gather(out, part, group=process_group)

@@ -35,4 +35,5 @@ Directive = Begin | Settle | Expire
 StreamMessage = ToEngine | Directive
 
 encoder = msgspec.msgpack.Encoder()
-decoder = msgspec.msgpack.Decoder(list[StreamMessage])
+decoder = msgspec.msgpack.Decoder(tuple[int, list[StreamMessage]])
+"""Of what rank 0 passes on: its `StepDigest`, then the messages."""

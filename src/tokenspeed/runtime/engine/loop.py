@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.runtime.cache.watch import IndexWatch
 from tokenspeed.runtime.distributed.channel import Channel
+from tokenspeed.runtime.engine.agreement import StepDigest
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.directives import Begin, Expire, Settle, StreamMessage
 from tokenspeed.runtime.engine.grammars import Grammars
@@ -55,6 +56,7 @@ class Flight(NamedTuple):
 class EngineLoop:
     """Drives scheduler, control queue and executor in lockstep with the other ranks.
 
+    `digest` takes in every step, where there are other ranks to compare it with.
     With `overlap` one step stays in flight while the next is prepared. What a step's ids end is then noticed one
     step late, and what that step computed for an ended request is dropped.
     """
@@ -69,6 +71,7 @@ class EngineLoop:
         control: ControlQueue,
         profiler: Profiler,
         grammars: Grammars,
+        digest: StepDigest | None = None,
         *,
         overlap: bool = False,
     ):
@@ -80,6 +83,7 @@ class EngineLoop:
         self.control = control
         self.profiler = profiler
         self.grammars = grammars
+        self.digest = digest
         self.overlap = overlap
         self._flight: Flight | None = None
         self._watch: IndexWatch | None = None
@@ -157,6 +161,8 @@ class EngineLoop:
         except BaseException as error:
             self._fail(flight.batch, error)
         else:
+            if self.digest is not None:
+                self.digest.add(flight.batch, result)
             with self.executor.ranges("commit"):
                 self.control.publish(self.scheduler.commit(flight.batch, *result))
 

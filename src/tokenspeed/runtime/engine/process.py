@@ -12,6 +12,7 @@ from tokenspeed.errors import TokenSpeedError
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.world import leave
+from tokenspeed.runtime.engine.agreement import StepDigest
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.grammars import Grammars
 from tokenspeed.runtime.engine.loop import EngineLoop
@@ -59,15 +60,23 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
 
 def _serve(config: Config, channel: Channel, outbox: Outbox, reloader: Reloader | None) -> None:
     stream: Stream
+    digest = StepDigest()
     if channel.rank == 0:
-        stream = FrontStream(channel)
+        stream = FrontStream(channel, digest)
         stream.open()
     else:
-        stream = PeerStream(channel)
-    build(config, channel, stream, outbox, reloader).run()
+        stream = PeerStream(channel, digest)
+    build(config, channel, stream, outbox, reloader, digest).run()
 
 
-def build(config: Config, channel: Channel, stream: Stream, outbox: Outbox, reloader: Reloader | None) -> EngineLoop:
+def build(
+    config: Config,
+    channel: Channel,
+    stream: Stream,
+    outbox: Outbox,
+    reloader: Reloader | None,
+    digest: StepDigest | None = None,
+) -> EngineLoop:
     """Start up one rank and tell the front that it is ready; the caller runs the loop.
 
     Raises:
@@ -82,7 +91,16 @@ def build(config: Config, channel: Channel, stream: Stream, outbox: Outbox, relo
     grammars = Grammars(source.tokenizer_dir, source.config.vocab_size, source.config.eos_token_ids)
     overlap = startup.device.type != "cpu"  # on a CPU nothing runs beside the host
     loop = EngineLoop(
-        channel, stream, outbox, startup.scheduler, startup.executor, control, profiler, grammars, overlap=overlap
+        channel,
+        stream,
+        outbox,
+        startup.scheduler,
+        startup.executor,
+        control,
+        profiler,
+        grammars,
+        digest if channel.size > 1 else None,
+        overlap=overlap,
     )
     outbox.send(Ready(info=startup.info()))
     return loop

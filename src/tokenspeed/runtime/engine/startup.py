@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
 import psutil
 import torch
 
@@ -75,6 +76,7 @@ class Startup:
             apply_flags(self.config.kernels)
         with self._phase("resolve"):
             self.source = self._resolve()
+            self.source.config.check_tensor_parallel(self.channel.size)
             self.max_model_len = longest_request(self.config, self.source)
         with self._phase("build"):
             self._limit_threads()
@@ -175,15 +177,14 @@ class Startup:
         )
 
     def _allocate_kv(self, budget: MemoryBudget) -> KVPool:
-        # Every rank plans with rank 0's view of the memory, so that all have as many blocks.
-        mine = f"{budget.share},{budget.most}".encode() if self.channel.rank == 0 else None
-        share, most = self.channel.broadcast(mine).split(b",")
+        # All ranks have as many blocks as the one with the least memory can have.
+        budgets = self.channel.exchange(msgspec.msgpack.encode(budget))
         blocks = plan_blocks(
             self.shape,
             self.config.cache.max_total_tokens,
             self.max_model_len,
             self.config.scheduler.max_num_seqs,
-            MemoryBudget(int(share), int(most)),
+            MemoryBudget.smallest(msgspec.msgpack.decode(each, type=MemoryBudget) for each in budgets),
         )
         self.pool = KVPool(self.shape, blocks + 1, self.device)
         self.pool.allocate()

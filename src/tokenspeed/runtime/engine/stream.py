@@ -9,6 +9,7 @@ import msgspec
 import zmq
 
 from tokenspeed.runtime.distributed.channel import Channel
+from tokenspeed.runtime.engine.agreement import StepDigest
 from tokenspeed.runtime.engine.directives import Directive, StreamMessage, decoder, encoder
 from tokenspeed.runtime.protocol import ToEngine
 
@@ -30,8 +31,9 @@ class Stream(Protocol):
 class FrontStream:
     """Rank 0's stream: from the front, passed on to the peers."""
 
-    def __init__(self, channel: Channel):
+    def __init__(self, channel: Channel, digest: StepDigest):
         self.channel = channel
+        self.digest = digest
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def open(self) -> None:
@@ -43,23 +45,33 @@ class FrontStream:
 
     def receive(self, directives: Sequence[Directive], wait_s: float | None) -> list[StreamMessage]:
         """See `Stream.receive`."""
-        if not directives and wait_s != 0:
+        messages = [*self._arrived(0 if directives else wait_s), *directives]
+        if self.channel.size > 1:
+            self.channel.broadcast(encoder.encode((self.digest.value, messages)))
+        return messages
+
+    def _arrived(self, wait_s: float | None) -> list[StreamMessage]:
+        if wait_s != 0:
             self._socket.poll(None if wait_s is None else max(1, int(wait_s * 1000)))
         messages: list[StreamMessage] = []
         while self._socket.poll(0):
             messages.append(self._decoder.decode(self._socket.recv()))
-        messages.extend(directives)
-        if self.channel.size > 1:
-            self.channel.broadcast(encoder.encode(messages))
         return messages
 
 
 class PeerStream:
     """The stream of every other rank: what rank 0 passes on."""
 
-    def __init__(self, channel: Channel):
+    def __init__(self, channel: Channel, digest: StepDigest):
         self.channel = channel
+        self.digest = digest
 
     def receive(self, directives: Sequence[Directive], wait_s: float | None) -> list[StreamMessage]:
-        """See `Stream.receive`."""
-        return decoder.decode(self.channel.broadcast(None))
+        """See `Stream.receive`.
+
+        Raises:
+            RanksDiffer: this rank has not computed what rank 0 has.
+        """
+        digest, messages = decoder.decode(self.channel.broadcast(None))
+        self.digest.check(digest, self.channel.rank)
+        return messages

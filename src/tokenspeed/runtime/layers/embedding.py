@@ -40,6 +40,10 @@ class VocabParallelEmbedding(Layer):
         held = min(rows, self.vocab_size - start)
         yield WeightSlot("", "weight", (self.vocab_size, hidden_size), 0, start, held)
 
+    def process(self) -> None:
+        # The spare rows are multiplied and then cut off: any finite numbers would do.
+        self.weight[max(0, self.vocab_size - self.first_id) :].zero_()
+
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [tokens] to [tokens, hidden_size], the same on all ranks."""
         return self.group.all_reduce(embedding(ids, self.weight, self.first_id, kernel=self.kernel))

@@ -14,6 +14,9 @@ ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 
 DTYPES = ("float32", "bfloat16", "float16")
 
+FP8_BLOCK = 128
+"""Rows and columns of a block of float8 weights, as the kernels have it."""
+
 _ROPE_NUMBERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "default": (),
@@ -100,14 +103,29 @@ class ModelConfig:
         """
         if not self._divides(ranks):
             sizes = ", ".join(str(size) for size in range(1, self.num_heads + 1) if self._divides(size))
+            blocks = f" in float8 blocks of {FP8_BLOCK}" if self.block_fp8 else ""
+            advice = f"use one of: {sizes}" if sizes else "use an unquantised checkpoint"
             raise ConfigError(
                 f"--tensor-parallel-size {ranks} does not fit {self.num_heads} attention heads, "
-                f"{self.num_kv_heads} KV heads and an MLP of {self.intermediate_size}; use one of: {sizes}"
+                f"{self.num_kv_heads} KV heads and an MLP of {self.intermediate_size}{blocks}; {advice}"
             )
 
     def _divides(self, ranks: int) -> bool:
         kv_heads = self.num_kv_heads % ranks == 0 or ranks % self.num_kv_heads == 0
-        return kv_heads and self.num_heads % ranks == 0 and self.intermediate_size % ranks == 0
+        fits = kv_heads and self.num_heads % ranks == 0 and self.intermediate_size % ranks == 0
+        return fits and (not self.block_fp8 or self._keeps_blocks(ranks))
+
+    def _keeps_blocks(self, ranks: int) -> bool:
+        """Whether a rank's queries, keys, values, gates and ups each begin and end with a block.
+
+        They are merged, so that this matters for one rank as well.
+        """
+        sizes = (
+            self.num_heads // ranks * self.head_dim,
+            self.local_kv_heads(ranks) * self.head_dim,
+            self.intermediate_size // ranks,
+        )
+        return not any(size % FP8_BLOCK for size in sizes)
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
@@ -136,7 +154,7 @@ def _block_fp8(raw: Mapping[str, Any]) -> bool:
     method = form.get("quant_method", "an unnamed method")
     if method != "fp8":
         raise ModelError(f"the checkpoint is quantised with {method}; use an unquantised one, block-scaled fp8 or GGUF")
-    if list(form.get("weight_block_size") or ()) != [128, 128] or form.get("fmt", "e4m3") != "e4m3":
+    if list(form.get("weight_block_size") or ()) != [FP8_BLOCK, FP8_BLOCK] or form.get("fmt", "e4m3") != "e4m3":
         raise ModelError(
             f"the checkpoint has fp8 weights in blocks of {form.get('weight_block_size')}; "
             "use one with e4m3 in blocks of 128 by 128, or an unquantised one"

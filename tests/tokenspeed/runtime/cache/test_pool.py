@@ -33,6 +33,11 @@ def test_by_default_a_share_of_the_free_memory_is_the_limit() -> None:
     )
 
 
+def test_the_rank_with_the_least_memory_sets_the_size() -> None:
+    budgets = [MemoryBudget(300, 900), MemoryBudget(200, 1000), MemoryBudget(250, 800)]
+    assert MemoryBudget.smallest(budgets) == MemoryBudget(200, 800)
+
+
 def test_more_tokens_than_memory_are_refused() -> None:
     with pytest.raises(ResourceError, match=r"--max-total-tokens 1000000 needs .* lower it"):
         plan_blocks(SHAPE, 1_000_000, max_model_len=100, max_num_seqs=4, budget=MemoryBudget.of_host(1 << 20))

@@ -61,6 +61,15 @@ def test_every_rank_gets_rank_0s_messages_in_order(run_dir: Path) -> None:
         assert on_every_rank(channels, work) == [[bytes([n]) for n in range(20)]] * 3
 
 
+def test_every_rank_gets_what_each_has(run_dir: Path) -> None:
+    with ranks(3, run_dir) as channels:
+
+        def work(channel: Channel) -> list[list[bytes]]:
+            return [channel.exchange(bytes([channel.rank, n])) for n in range(3)]
+
+        assert on_every_rank(channels, work) == [[[bytes([r, n]) for r in range(3)] for n in range(3)]] * 3
+
+
 def test_one_failure_is_every_ranks_verdict(run_dir: Path) -> None:
     with ranks(3, run_dir) as channels:
 
@@ -77,6 +86,7 @@ def test_a_vote_of_one_rank_needs_nobody(run_dir: Path) -> None:
     with ranks(1, run_dir) as (channel,):
         assert channel.vote(Ballot(rank=0), 1).failed is None
         assert channel.broadcast(b"x") == b"x"
+        assert channel.exchange(b"x") == [b"x"]
 
 
 def test_a_silent_rank_is_named(run_dir: Path) -> None:

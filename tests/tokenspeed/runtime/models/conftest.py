@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.hf_models import hf_model
 from tokenspeed.runtime.distributed.group import Group
 from tokenspeed.runtime.layers.context import ForwardContext
 from tokenspeed.runtime.models.base import CausalLM
@@ -79,32 +80,6 @@ def load(config: ModelConfig, weights: dict[str, Tensor], group: Any = None) -> 
     model.materialize(CPU, torch.float32)
     model.load_weights(weights.items())
     model.plan(CPU, torch.float32)
-    return model
-
-
-def hf_model(model_type: str = "llama", **changes: Any) -> Any:
-    """A tiny random model of transformers."""
-    import transformers
-
-    name = {"llama": "Llama", "qwen3": "Qwen3"}[model_type]
-    sizes: dict[str, Any] = {
-        "architectures": [f"{name}ForCausalLM"],
-        "vocab_size": 67,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.2,
-        "attn_implementation": "eager",
-    }
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**{**sizes, **changes})
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias") or "norm" in name:
-            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
     return model
 
 

@@ -111,7 +111,9 @@ def test_ranks_hold_whole_blocks_of_it(tmp_path: Path) -> None:
 
 def test_ranks_that_would_cut_a_block_are_refused(tmp_path: Path) -> None:
     directory, _ = checkpoint(tmp_path)
-    with pytest.raises(ConfigError, match="no whole blocks of 128; lower --tensor-parallel-size"):
+    with pytest.raises(
+        ConfigError, match=r"size 4 does not fit .* MLP of 256 in float8 blocks of 128; use one of: 1, 2$"
+    ):
         loaded(directory, Group("tensor", 0, 4))
 
 

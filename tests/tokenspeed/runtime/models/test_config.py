@@ -168,3 +168,17 @@ def test_ranks_that_do_not_fit_are_refused_with_those_that_do() -> None:
         with pytest.raises(ConfigError, match=f"size {ranks} does not fit 12 .* use one of: 1, 2, 4, 12$"):
             config.check_tensor_parallel(ranks)
     assert [config.local_kv_heads(ranks) for ranks in (1, 2, 4, 12)] == [4, 2, 1, 1]
+
+
+def test_ranks_that_would_cut_a_float8_block_are_refused() -> None:
+    form = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024}
+    config = read(quantization_config=form, **sizes)
+    for ranks in (1, 2):
+        config.check_tensor_parallel(ranks)
+    for ranks in (4, 8):  # one KV head of 64 is no block of 128
+        with pytest.raises(ConfigError, match=r"in float8 blocks of 128; use one of: 1, 2$"):
+            config.check_tensor_parallel(ranks)
+    config = read(quantization_config=form, **{**sizes, "intermediate_size": 1000})
+    with pytest.raises(ConfigError, match=r"in float8 blocks of 128; use an unquantised checkpoint$"):
+        config.check_tensor_parallel(1)

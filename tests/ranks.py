@@ -1,0 +1,182 @@
+"""Ranks in processes of their own, over gloo, that run one engine after the other: real start-up, loop and channel.
+
+Starting a process with torch takes seconds, so that the tests of a session share these.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenspeed.runtime.config import Config, ParallelOptions
+from tokenspeed.runtime.distributed.channel import Channel
+from tokenspeed.runtime.engine.agreement import StepDigest
+from tokenspeed.runtime.engine.directives import Directive, StreamMessage
+from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
+from tokenspeed.runtime.protocol import Message, Outputs, RequestOutput, SamplingParams, Stop, Submit, ToEngine
+
+
+@dataclass
+class Job:
+    """One engine on some ranks, and what it is told."""
+
+    config: Config
+    run_dir: Path
+    messages: list[bytes]
+    """Of `ToEngine`; the loop ends where it would wait for more."""
+    change: str = ""
+    """Code that rank 1 executes before it starts up: how a test makes the ranks differ."""
+
+
+@dataclass
+class Told:
+    """What one rank has to say of a job."""
+
+    error: str = ""
+    sent: list[Message] = field(default_factory=list)
+    num_blocks: int = 0
+    weight_bytes: int = 0
+    memory: int = 0
+    """Bytes of the process that are no file's, after loading less those before."""
+
+
+class RankProcesses:
+    """`size` processes; a job may use fewer."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ends: list[Connection] = []
+        self._processes = []
+        for rank in range(self.size):
+            here, there = context.Pipe()
+            process = context.Process(target=serve, args=(rank, there), daemon=True)
+            process.start()
+            there.close()
+            self._ends.append(here)
+            self._processes.append(process)
+
+    def stop(self) -> None:
+        for end in self._ends:
+            end.close()
+        for process in self._processes:
+            process.join(60)
+            process.kill()
+
+    def run(self, ranks: int, config: Config, messages: Sequence[ToEngine] = (), change: str = "") -> list[Told]:
+        """What each of `ranks` ranks has to say."""
+        spread = replace(config, parallel=ParallelOptions(tensor_parallel_size=ranks))
+        # A Unix socket's path may have about 100 characters; pytest's own folders are longer.
+        with tempfile.TemporaryDirectory(prefix="ts-") as run_dir:
+            encoded = [msgspec.msgpack.encode(message) for message in messages]
+            for end in self._ends[:ranks]:
+                end.send(Job(spread, Path(run_dir), encoded, change))
+            return [end.recv() for end in self._ends[:ranks]]
+
+    def generate(
+        self, ranks: int, config: Config, prompts: Sequence[list[int]], sampling: SamplingParams
+    ) -> list[list[RequestOutput]]:
+        """The outputs of each request, all submitted at once."""
+        submits = [Submit(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
+        told = self.run(ranks, config, submits)
+        assert not any(rank.error for rank in told), "\n".join(rank.error for rank in told)
+        assert len({rank.num_blocks for rank in told}) == 1
+        outputs: dict[str, list[RequestOutput]] = {submit.request_id: [] for submit in submits}
+        for message in told[0].sent:
+            if isinstance(message, Outputs):
+                for output in message.outputs:
+                    outputs[output.request_id].append(output)
+        return list(outputs.values())
+
+
+def tokens(outputs: Sequence[Sequence[RequestOutput]]) -> list[list[int]]:
+    """The ids of each answer."""
+    return [[token for output in answer for token in output.token_ids] for answer in outputs]
+
+
+class FedStream(FrontStream):
+    """Rank 0's stream: what the job brings, all at once."""
+
+    def __init__(self, channel: Channel, digest: StepDigest, messages: list[StreamMessage]) -> None:
+        super().__init__(channel, digest)
+        self.messages = messages
+
+    def receive(self, directives: Sequence[Directive], wait_s: float | None) -> list[StreamMessage]:
+        if not self.messages and not directives and wait_s != 0:
+            self.messages = [Stop()]
+        return super().receive(directives, wait_s)
+
+    def _arrived(self, wait_s: float | None) -> list[StreamMessage]:
+        arrived, self.messages = self.messages, []
+        return arrived
+
+
+def serve(rank: int, end: Connection) -> None:
+    """The life of one process."""
+    while True:
+        try:
+            job = end.recv()
+        except EOFError:
+            return
+        told = Told()
+        try:
+            work(rank, job, told)
+        except BaseException as error:
+            told.error = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        finally:
+            clean_up()
+        end.send(told)
+
+
+def work(rank: int, job: Job, told: Told) -> None:
+    from tests.engine import MemoryOutbox
+    from tokenspeed.runtime.engine.process import build
+
+    if rank == 1 and job.change:
+        exec(job.change, {})
+    channel = Channel(rank, job.config.parallel.tensor_parallel_size, job.run_dir)
+    outbox: Any = MemoryOutbox()
+    digest = StepDigest()
+    stream: Stream = PeerStream(channel, digest)
+    if rank == 0:
+        decoder = msgspec.msgpack.Decoder(ToEngine)
+        stream = FedStream(channel, digest, [decoder.decode(message) for message in job.messages])
+    before = own_memory()
+    channel.open()
+    try:
+        loop = build(job.config, channel, stream, outbox, None, digest)
+        told.num_blocks = loop.executor.pool.num_blocks
+        told.weight_bytes = loop.executor.model.weight_bytes(loop.executor.hidden.dtype)
+        told.memory = own_memory() - before
+        loop.run()
+        told.sent = [message for message in outbox.sent if isinstance(message, Outputs)] if rank == 0 else []
+    finally:
+        channel.close()
+
+
+def clean_up() -> None:
+    from tokenspeed.runtime.distributed.world import leave
+
+    leave()
+    gc.unfreeze()  # start-up froze its objects
+    gc.collect()
+
+
+def own_memory() -> int:
+    """Bytes of this process that are no file's."""
+    for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError("no RssAnon")
