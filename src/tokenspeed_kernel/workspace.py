@@ -20,6 +20,9 @@ ALIGNMENT = 256
 Array = tuple[tuple[int, ...], torch.dtype]
 """Shape and type."""
 
+MOST_VIEWS = 512
+"""Sets of arrays that are kept: a step asks for the same ones in every layer."""
+
 
 class WorkspaceError(ResourceError):
     """A kernel needs more scratch memory than was planned at start-up."""
@@ -32,6 +35,7 @@ class Workspace:
         self._buffers: dict[torch.device, Tensor] = {}
         self._frozen: set[torch.device] = set()
         self._captured: list[Tensor] = []
+        self._views: dict[tuple[torch.device, tuple[Array, ...]], tuple[Tensor, ...]] = {}
 
     def take(self, caller: str, device: torch.device, *arrays: Array, at_least: int = 0) -> tuple[Tensor, ...]:
         """Uninitialised arrays on `device`, to be used by what the caller launches before anybody takes again.
@@ -45,6 +49,14 @@ class Workspace:
         Raises:
             WorkspaceError: start-up is over, and more is needed than it has planned.
         """
+        views = self._views.get((device, arrays))
+        if views is None:
+            views = self._take(caller, device, arrays, at_least)
+            if len(self._views) < MOST_VIEWS:
+                self._views[device, arrays] = views
+        return views
+
+    def _take(self, caller: str, device: torch.device, arrays: tuple[Array, ...], at_least: int) -> tuple[Tensor, ...]:
         ends = []
         end = 0
         for shape, dtype in arrays:
@@ -78,6 +90,8 @@ class Workspace:
             raise WorkspaceError(
                 f"{caller} needs a workspace of {size} bytes and start-up has planned {has}; restart the server"
             )
+        # What was taken before is part of the memory that is given up.
+        self._views.clear()
         buffer = self._buffers[device] = torch.empty(size, dtype=torch.uint8, device=device)
         return buffer
 

@@ -7,39 +7,20 @@ from __future__ import annotations
 
 import re
 import sys
-from types import SimpleNamespace
-from typing import Any
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
+from tests.tokenspeed_kernel.hopper import SHARED_MEMORY, hopper
 from tests.tokenspeed_kernel.launches import launch_all
-
-SHARED_MEMORY = 227 * 1024
-"""Bytes that one block may have on Hopper."""
+from tokenspeed.runtime.execution.graphs.triton_kernels import loaded_kernels
 
 
 def main() -> int:
-    triton.runtime.driver.set_active(
-        SimpleNamespace(
-            get_current_device=lambda: 0,
-            get_current_stream=lambda device: 0,
-            get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        )
-    )
-    launch, compiled = JITFunction.run, {}
-
-    def compile_only(self: Any, *args: Any, warmup: bool = False, **kwargs: Any) -> Any:
-        kernel = launch(self, *args, warmup=True, **kwargs)
-        compiled[kernel.hash] = kernel
-        return kernel
-
-    JITFunction.run = compile_only
     names = tuple(sys.argv[1:])
-    launch_all(torch.device("cpu"), torch.bfloat16, lambda name: not names or name.startswith(names))
-    for kernel in compiled.values():
+    with hopper():
+        launch_all(torch.device("cpu"), torch.bfloat16, lambda name: not names or name.startswith(names))
+    for _, loaded in loaded_kernels(("tokenspeed_kernel.ops",)):
+        kernel = loaded.compiled
         ptx = kernel.asm["ptx"]
         assert kernel.asm["cubin"]
         assert kernel.metadata.shared <= SHARED_MEMORY, f"{kernel.name} wants {kernel.metadata.shared} bytes"

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.rounding import cdiv
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_run import run_triton
 
 PRIORITY = 10
 BLOCK = 1024
@@ -18,7 +20,9 @@ def silu_and_mul(x: Tensor) -> Tensor:
     tokens, size = x.shape[0], x.shape[1] // 2
     out = torch.empty(tokens, size, dtype=x.dtype, device=x.device)
     if out.numel():
-        silu_and_mul_kernel[(tokens, triton.cdiv(size, BLOCK))](x, out, x.stride(0), size, BLOCK=BLOCK, num_warps=4)
+        run_triton(
+            silu_and_mul_kernel, (tokens, cdiv(size, BLOCK)), x, out, x.stride(0), size, BLOCK=BLOCK, num_warps=4
+        )
     return out
 
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.rounding import next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_run import run_triton
 from tokenspeed_kernel.workspace import ALIGNMENT, WORKSPACE
 
 PRIORITY = 10
@@ -45,16 +47,16 @@ def decode(
     query = query if query.stride(2) == 1 else query.contiguous()
     seqs, heads, head_dim = query.shape
     block_size, kv_heads = key_pool.shape[1:3]
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not out.numel():
         return out
 
     def run(tactic: Tactic) -> None:
         _launch(query, key_pool, value_pool, block_tables, seq_lens, scale, out, tactic)
 
-    work = triton.next_power_of_2(seqs * kv_heads)
+    work = next_power_of_2(seqs * kv_heads)
     bucket = (query.dtype, work, heads // kv_heads, head_dim, block_size)
-    is_wide = triton.next_power_of_2(head_dim) * query.element_size() > WIDE_HEAD
+    is_wide = next_power_of_2(head_dim) * query.element_size() > WIDE_HEAD
     run(TACTICS.pick("attention.decode.triton", bucket, WIDE_CANDIDATES if is_wide else CANDIDATES, run))
     return out
 
@@ -83,8 +85,10 @@ def _launch(
             at_least=workspace_bytes(heads, kv_heads, head_dim),
         )
     group = heads // kv_heads
-    block_dim = triton.next_power_of_2(max(head_dim, 16))
-    decode_kernel[(seqs, kv_heads, splits)](
+    block_dim = next_power_of_2(max(head_dim, 16))
+    run_triton(
+        decode_kernel,
+        (seqs, kv_heads, splits),
         query,
         key_pool,
         value_pool,
@@ -101,7 +105,7 @@ def _launch(
         block_tables.stride(0),
         splits,
         GROUP=group,
-        ROWS=max(triton.next_power_of_2(group), 16),
+        ROWS=max(next_power_of_2(group), 16),
         HEAD_DIM=head_dim,
         BLOCK_DIM=block_dim,
         BLOCK_KV=block_kv,
@@ -110,7 +114,9 @@ def _launch(
         num_stages=tactic["num_stages"],
     )
     if splits > 1:
-        merge_kernel[(seqs, heads)](
+        run_triton(
+            merge_kernel,
+            (seqs, heads),
             parts,
             sums,
             seq_lens,

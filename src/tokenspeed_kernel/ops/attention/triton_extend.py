@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.rounding import next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_run import run_triton
 
 PRIORITY = 10
 LOG2_E = 1.4426950408889634
@@ -52,16 +54,16 @@ def extend(
     query = query if query.stride(2) == 1 else query.contiguous()
     tokens, heads, head_dim = query.shape
     block_size, kv_heads = key_pool.shape[1:3]
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not out.numel():
         return out
 
     def run(tactic: Tactic) -> None:
         _launch(query, key_pool, value_pool, block_tables, seq_lens, query_start, scale, out, tactic)
 
-    work = triton.next_power_of_2(tokens * kv_heads)
+    work = next_power_of_2(tokens * kv_heads)
     bucket = (query.dtype, work, heads // kv_heads, head_dim, block_size)
-    is_wide = triton.next_power_of_2(head_dim) * query.element_size() > WIDE_HEAD
+    is_wide = next_power_of_2(head_dim) * query.element_size() > WIDE_HEAD
     run(TACTICS.pick("attention.extend.triton", bucket, WIDE_CANDIDATES if is_wide else CANDIDATES, run))
     return out
 
@@ -80,9 +82,11 @@ def _launch(
     tokens, heads, head_dim = query.shape
     block_size, kv_heads = key_pool.shape[1:3]
     seqs, group = seq_lens.shape[0], heads // kv_heads
-    members = triton.next_power_of_2(group)
+    members = next_power_of_2(group)
     tile_tokens = max(tactic["rows"] // members, 1)
-    extend_kernel[(kv_heads, tokens // tile_tokens + seqs + 1)](
+    run_triton(
+        extend_kernel,
+        (kv_heads, tokens // tile_tokens + seqs + 1),
         query,
         key_pool,
         value_pool,
@@ -102,9 +106,9 @@ def _launch(
         MEMBERS=members,
         TOKENS=tile_tokens,
         HEAD_DIM=head_dim,
-        BLOCK_DIM=triton.next_power_of_2(max(head_dim, 16)),
+        BLOCK_DIM=next_power_of_2(max(head_dim, 16)),
         BLOCK_KV=tactic["block_kv"],
-        BLOCK_SEQS=max(triton.next_power_of_2(seqs + 1), FEWEST_SEQS),
+        BLOCK_SEQS=max(next_power_of_2(seqs + 1), FEWEST_SEQS),
         num_warps=tactic["num_warps"],
         num_stages=tactic["num_stages"],
     )

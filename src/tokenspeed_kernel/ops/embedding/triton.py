@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.rounding import cdiv
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_run import run_triton
 
 PRIORITY = 10
 BLOCK = 1024
@@ -18,9 +20,20 @@ def embedding(ids: Tensor, table: Tensor, first_id: int) -> Tensor:
     tokens, (rows, size) = ids.shape[0], table.shape
     out = torch.empty(tokens, size, dtype=table.dtype, device=table.device)
     if out.numel():
-        grid = (tokens, triton.cdiv(size, BLOCK))
-        embedding_kernel[grid](
-            ids, table, out, ids.stride(0), table.stride(0), first_id, rows, size, BLOCK=BLOCK, num_warps=4
+        grid = (tokens, cdiv(size, BLOCK))
+        run_triton(
+            embedding_kernel,
+            grid,
+            ids,
+            table,
+            out,
+            ids.stride(0),
+            table.stride(0),
+            first_id,
+            rows,
+            size,
+            BLOCK=BLOCK,
+            num_warps=4,
         )
     return out
 

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from tokenspeed_kernel.ops.gemm.block_fp8 import BLOCK
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.rounding import cdiv, next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_run import run_triton
 
 PRIORITY = 10
 
@@ -43,7 +45,7 @@ def block_fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | N
     out = torch.empty(rows, out_size, dtype=x.dtype, device=x.device)
     if not rows:
         return out
-    padded = triton.next_power_of_2(rows)
+    padded = next_power_of_2(rows)
 
     def run(tactic: Tactic) -> None:
         _launch(x, weight, scales, bias, out, padded, tactic)
@@ -58,7 +60,9 @@ def _launch(
 ) -> None:
     (rows, in_size), out_size = x.shape, out.shape[1]
     block_m, block_n = max(16, min(padded, tactic["block_m"])), tactic["block_n"]
-    block_fp8_kernel[(triton.cdiv(out_size, block_n), triton.cdiv(rows, block_m))](
+    run_triton(
+        block_fp8_kernel,
+        (cdiv(out_size, block_n), cdiv(rows, block_m)),
         x,
         weight,
         scales,

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.rounding import cdiv, next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_run import run_triton
 
 PRIORITY = 10
 MOST_ROWS = 64
@@ -39,7 +41,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows, in_size = x.shape
     if not 0 < rows <= MOST_ROWS:
         return torch.nn.functional.linear(x, weight, bias)
-    block_m = max(16, triton.next_power_of_2(rows))
+    block_m = max(16, next_power_of_2(rows))
 
     def run(tactic: Tactic) -> Tensor:
         return _product(x, weight, bias, block_m, tactic)
@@ -56,7 +58,9 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, block_m: int, tacti
     rows, in_size = x.shape
     out_size = weight.shape[0]
     out = torch.empty(rows, out_size, dtype=x.dtype, device=x.device)
-    linear_kernel[(triton.cdiv(out_size, block_n),)](
+    run_triton(
+        linear_kernel,
+        (cdiv(out_size, block_n),),
         x,
         weight,
         bias,

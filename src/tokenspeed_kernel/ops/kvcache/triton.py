@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.rounding import next_power_of_2
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_run import run_triton
 
 PRIORITY = 10
 
@@ -16,7 +18,9 @@ def write_kv(key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, s
     tokens, heads, head_dim = key.shape
     if not key.numel():
         return
-    write_kv_kernel[(tokens, heads)](
+    run_triton(
+        write_kv_kernel,
+        (tokens, heads),
         key,
         value,
         key_pool,
@@ -29,7 +33,7 @@ def write_kv(key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, s
         *key_pool.stride()[:3],
         *value_pool.stride()[:3],
         HEAD_DIM=head_dim,
-        BLOCK=triton.next_power_of_2(head_dim),
+        BLOCK=next_power_of_2(head_dim),
         num_warps=1,
     )
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.rounding import next_power_of_2
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_run import run_triton
 
 PRIORITY = 10
 
@@ -14,7 +16,7 @@ PRIORITY = 10
 @register_kernel("norm", "rms_norm", solution="triton", priority=PRIORITY, devices=DEVICES)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = _rows(x)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if rows.shape[0]:
         _launch(rows, rows, weight, out, out, eps, has_residual=False)
     return out
@@ -23,8 +25,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @register_kernel("norm", "add_rms_norm", solution="triton", priority=PRIORITY, devices=DEVICES)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     rows, others = _rows(x), _rows(residual)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    total = torch.empty_like(x, memory_format=torch.contiguous_format)
     if rows.shape[0]:
         _launch(rows, others, weight, out, total, eps, has_residual=True)
     return out, total
@@ -40,8 +42,10 @@ def _launch(
     x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Tensor, eps: float, has_residual: bool
 ) -> None:
     rows, size = x.shape
-    block = triton.next_power_of_2(size)
-    rms_norm_kernel[(rows,)](
+    block = next_power_of_2(size)
+    run_triton(
+        rms_norm_kernel,
+        (rows,),
         x,
         residual,
         weight,

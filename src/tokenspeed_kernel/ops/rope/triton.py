@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.rounding import cdiv, next_power_of_2
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_run import run_triton
 
 PRIORITY = 10
 HEADS = 4
@@ -30,11 +32,13 @@ def rope_and_write_kv(
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
     tokens, heads, head_dim = query.shape
     kv_heads = key.shape[1]
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not out.numel():
         return out
-    grid = (tokens, triton.cdiv(heads, HEADS) + triton.cdiv(kv_heads, HEADS))
-    rope_and_write_kv_kernel[grid](
+    grid = (tokens, cdiv(heads, HEADS) + cdiv(kv_heads, HEADS))
+    run_triton(
+        rope_and_write_kv_kernel,
+        grid,
         positions,
         query,
         key,
@@ -57,7 +61,7 @@ def rope_and_write_kv(
         eps,
         NORMALISE=query_weight is not None,
         HALF=head_dim // 2,
-        BLOCK=triton.next_power_of_2(head_dim // 2),
+        BLOCK=next_power_of_2(head_dim // 2),
         HEADS=HEADS,
         num_warps=2,
     )

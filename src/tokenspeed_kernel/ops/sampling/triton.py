@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.rounding import cdiv, next_power_of_2
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_run import run_triton
 from tokenspeed_kernel.workspace import WORKSPACE
 
 PRIORITY = 10
@@ -49,8 +51,8 @@ def sample(
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
         return out
-    parts = min(max(1, PROGRAMS // rows), MOST_PARTS, triton.cdiv(vocab_size, BLOCK))
-    groups = triton.cdiv(vocab_size, GROUP)
+    parts = min(max(1, PROGRAMS // rows), MOST_PARTS, cdiv(vocab_size, BLOCK))
+    groups = cdiv(vocab_size, GROUP)
     # For each part the best noisy score, its token and two masses; for each group its highest logit; and for each
     # row the groups that hold candidates, and then the candidates.
     drawn, tokens, sums, peaks, room = WORKSPACE.take(
@@ -62,7 +64,9 @@ def sample(
         ((rows, groups), torch.float32),
         ((rows, 2, CANDIDATES), torch.int32),
     )
-    draw_kernel[(rows, parts)](
+    run_triton(
+        draw_kernel,
+        (rows, parts),
         logits,
         temperature,
         seeds,
@@ -78,7 +82,9 @@ def sample(
         GROUP=GROUP,
         num_warps=8,
     )
-    weigh_kernel[(rows, parts)](
+    run_triton(
+        weigh_kernel,
+        (rows, parts),
         logits,
         temperature,
         top_k,
@@ -92,10 +98,12 @@ def sample(
         groups,
         MOST_PARTS=MOST_PARTS,
         BLOCK=BLOCK,
-        BLOCK_GROUPS=triton.next_power_of_2(groups),
+        BLOCK_GROUPS=next_power_of_2(groups),
         num_warps=8,
     )
-    accept_kernel[(rows,)](
+    run_triton(
+        accept_kernel,
+        (rows,),
         logits,
         temperature,
         top_k,
@@ -114,8 +122,8 @@ def sample(
         groups,
         parts,
         MOST_PARTS=MOST_PARTS,
-        BLOCK=min(WIDE_BLOCK, triton.next_power_of_2(vocab_size)),
-        BLOCK_GROUPS=triton.next_power_of_2(groups),
+        BLOCK=min(WIDE_BLOCK, next_power_of_2(vocab_size)),
+        BLOCK_GROUPS=next_power_of_2(groups),
         GROUP=GROUP,
         CANDIDATES=CANDIDATES,
         num_warps=16,
