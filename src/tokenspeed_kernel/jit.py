@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tokenspeed_kernel.progress import PROGRESS
+
 
 @dataclass
 class JitCount:
@@ -32,6 +34,7 @@ def count_compiles() -> Iterator[JitCount]:
     earlier = knobs.listener
 
     def listener(*, times: Any, cache_hit: bool, **rest: Any) -> None:
+        PROGRESS.step("compiled a kernel")
         if not cache_hit:
             count.compiled += 1
             count.seconds += times.total / 1e6

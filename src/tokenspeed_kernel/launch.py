@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from tokenspeed_kernel.progress import PROGRESS
+
 
 class Recorder(Protocol):
     """What watches launches while it is installed with `recording`."""
@@ -23,6 +25,7 @@ _recorder: ContextVar[Recorder | None] = ContextVar("tokenspeed_kernel_recorder"
 
 def launch(name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call `function(*args, **kwargs)`; an installed recorder makes it one node called `name`."""
+    PROGRESS.launch(name)
     recorder = _recorder.get()
     if recorder is None:
         return function(*args, **kwargs)

@@ -184,6 +184,12 @@ class ReloadOptions:
     reload_overlay: str | None = option(
         None, "directory, laid out as the packages, whose modules are read before the installed ones", metavar="DIR"
     )
+    reload_rank_timeout: float = option(
+        60.0,
+        "seconds that a rank may stand still in a reload, without a launch, a compile or a graph, before the ranks are "
+        "replaced",
+        metavar="SECONDS",
+    )
 
 
 @dataclass(frozen=True)
@@ -285,6 +291,8 @@ def validate(config: Config) -> None:
         if not equals or not solution or operation.count(".") != 1:
             raise ConfigError(f"--kernel takes OPERATION=SOLUTION, such as norm.rms_norm=reference, not {assignment}")
     _validate_graphs(config)
+    if not 0 < config.reload.reload_rank_timeout <= LARGEST:
+        raise ConfigError(f"--reload-rank-timeout must be above 0 and at most {LARGEST} seconds")
     if config.reload.reload_overlay is not None and not config.reload.allow_reload_forward:
         raise ConfigError("--reload-overlay needs --allow-reload-forward")
 

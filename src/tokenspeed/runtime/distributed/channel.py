@@ -6,47 +6,12 @@ from outside, whereas a missing answer here is noticed at a deadline.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import zmq
 
-from tokenspeed.errors import TokenSpeedError
-
-VERDICT_GRACE_S = 5.0
-"""Seconds beyond the deadline of a vote that the peers wait for the verdict, so that rank 0 names who is silent."""
-
-
-class RankLost(TokenSpeedError):
-    """A rank did not answer before the deadline."""
-
-
-class Ballot(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank fared in one phase."""
-
-    rank: int
-    seconds: float = 0.0
-    """Time the phase took on this rank."""
-    error: dict[str, Any] | None = None
-    """What went wrong, as `tokenspeed.runtime.reload.fault.describe` tells it; None when nothing did."""
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks together found; every rank gets the same one."""
-
-    ballots: list[Ballot]
-
-    @property
-    def failed(self) -> Ballot | None:
-        """The failure of the lowest rank that has one."""
-        return next((ballot for ballot in self.ballots if ballot.error is not None), None)
-
-    @property
-    def seconds(self) -> float:
-        """Time of the slowest rank."""
-        return max(ballot.seconds for ballot in self.ballots)
+from tokenspeed_kernel.progress import PROGRESS
 
 
 class Channel:
@@ -56,73 +21,63 @@ class Channel:
         self.rank = rank
         self.size = size
         self.run_dir = run_dir
-        self._peers: list[zmq.Socket[bytes]] = []
+        self._peers: dict[int, zmq.Socket[bytes]] = {}
+        self._poller = zmq.Poller()
 
     def open(self) -> None:
         """Bind on rank 0, connect on the others."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        peers = range(1, self.size) if self.rank == 0 else [self.rank]
-        for peer in peers:
+        for peer in range(1, self.size) if self.rank == 0 else [0]:
             socket = context.socket(zmq.PAIR)
             # The last message is mostly `Stop`, and rank 0 closes right after it.
             socket.linger = 2000
-            address = f"ipc://{self.run_dir}/rank{peer}"
+            address = f"ipc://{self.run_dir}/rank{max(peer, self.rank)}"
             if self.rank == 0:
                 socket.bind(address)
             else:
                 socket.connect(address)
-            self._peers.append(socket)
+            self._poller.register(socket, zmq.POLLIN)
+            self._peers[peer] = socket
 
     def close(self) -> None:
         """Send what is left, for two seconds at most."""
-        for socket in self._peers:
+        for socket in self._peers.values():
+            self._poller.unregister(socket)
             socket.close()
         self._peers.clear()
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """Give rank 0's `payload` to every rank; the others pass None and wait for it."""
         if self.rank != 0:
-            return self._peers[0].recv()
+            with PROGRESS.waiting("rank 0"):
+                return self._peers[0].recv()
         if payload is None:
             raise ValueError("rank 0 must bring the payload")
-        for socket in self._peers:
+        for socket in self._peers.values():
             socket.send(payload)
         return payload
 
     def exchange(self, payload: bytes) -> list[bytes]:
         """Give every rank's `payload` to every rank, in rank order; waits for the slowest."""
         if self.rank != 0:
-            self._peers[0].send(payload)
+            self.send(0, payload)
             return msgspec.msgpack.decode(self.broadcast(None), type=list[bytes])
-        payloads = [payload, *(socket.recv() for socket in self._peers)]
+        with PROGRESS.waiting("other ranks"):
+            payloads = [payload, *(socket.recv() for socket in self._peers.values())]
         self.broadcast(msgspec.msgpack.encode(payloads))
         return payloads
 
-    def vote(self, ballot: Ballot, deadline_s: float) -> Verdict:
-        """Collect one ballot a rank on rank 0 and give all of them to every rank.
+    def send(self, rank: int, payload: bytes) -> None:
+        """Send to one rank: rank 0 to any other, the others to rank 0 only."""
+        self._peers[rank].send(payload)
 
-        Args:
-            ballot: of this rank.
-            deadline_s: seconds that rank 0 waits for all ballots; the others wait a little longer for the verdict.
+    def receive(self, rank: int) -> bytes:
+        """The next message of a rank; waits for it."""
+        return self._peers[rank].recv()
 
-        Raises:
-            RankLost: when a rank is silent for so long.
-        """
-        if self.rank != 0:
-            self._peers[0].send(msgspec.msgpack.encode(ballot))
-            return msgspec.msgpack.decode(self._receive(0, deadline_s + VERDICT_GRACE_S), type=Verdict)
-        deadline = time.monotonic() + deadline_s
-        ballots = [ballot]
-        for index in range(len(self._peers)):
-            answer = self._receive(index, deadline - time.monotonic())
-            ballots.append(msgspec.msgpack.decode(answer, type=Ballot))
-        verdict = Verdict(ballots=ballots)
-        self.broadcast(msgspec.msgpack.encode(verdict))
-        return verdict
-
-    def _receive(self, index: int, seconds: float) -> bytes:
-        socket = self._peers[index]
-        if not socket.poll(max(0, int(seconds * 1000))):
-            silent = 0 if self.rank != 0 else index + 1
-            raise RankLost(f"rank {silent} did not answer rank {self.rank} in time; restart the server")
-        return socket.recv()
+    def ready(self, seconds: float | None) -> list[int]:
+        """The ranks of which a message has come; waits up to `seconds` for the first, None for ever."""
+        if not self._peers:
+            return []
+        found = {socket for socket, _ in self._poller.poll(None if seconds is None else int(seconds * 1000))}
+        return [rank for rank, socket in self._peers.items() if socket in found]

@@ -1,40 +1,49 @@
-"""One way for the ranks of a group to exchange tensors, over torch.distributed."""
+"""One way for the ranks of a group to exchange tensors."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+
+def wait_for_ever() -> None:
+    """Look at nothing while a collective waits: the end of the process is what frees it."""
 
 
-class Communicator:
-    """The collectives of one process group.
+class Communicator(ABC):
+    """The collectives of one set of connections.
 
-    A captured graph holds the communicator that it was captured with; a `Group` may be given another one.
+    A captured graph holds the communicator that it was captured with; a `Group` may be given another one. `watch` is
+    called while a collective waits for the other ranks, and may raise to give the collective up. After that, and
+    after a `CollectiveBroken`, the communicator can only be closed.
     """
 
-    def __init__(self, process_group: ProcessGroup, size: int):
-        self.process_group = process_group
-        self.size = size
+    def __init__(self) -> None:
+        self.watch: Callable[[], None] = wait_for_ever
 
+    @abstractmethod
+    def open(self) -> None:
+        """Connect to the other ranks, which do the same now.
+
+        Raises:
+            RuntimeError: when one does not come, or the connection cannot be made.
+        """
+
+    @abstractmethod
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum `tensor` over the ranks, in place; every rank gets the same bits."""
-        torch.distributed.all_reduce(tensor, group=self.process_group)
-        return tensor
+        """Sum `tensor` over the ranks, in place, and return it; every rank gets the same bits.
 
+        Raises:
+            CollectiveBroken: when another rank has left.
+        """
+
+    @abstractmethod
     def all_gather_last(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Concatenate [..., n] of every rank to [..., n * size], in rank order."""
-        rows = tensor.shape[0]
-        parts = tensor.new_empty(self.size * rows, *tensor.shape[1:])
-        _gather_into(parts, tensor.contiguous(), self.process_group)
-        return parts.unflatten(0, (self.size, rows)).movedim(0, -2).flatten(-2)
+        """Concatenate [..., n] of every rank to [..., n * size], in rank order. Raises as `all_reduce` does."""
 
-
-def _gather_into(out: torch.Tensor, part: torch.Tensor, process_group: ProcessGroup) -> None:
-    """Fill `out`, [ranks * rows, ...], with every rank's `part`, [rows, ...], in rank order."""
-    # torch 2.13 renamed it and warns of the old name.
-    gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
-    gather(out, part, group=process_group)
+    @abstractmethod
+    def close(self) -> None:
+        """Break the connections, which frees a peer that waits in a collective. Every graph that holds this
+        communicator has to be gone."""

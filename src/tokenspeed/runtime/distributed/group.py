@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 import torch
 
-from tokenspeed.runtime.distributed.communicator import Communicator
+from tokenspeed.runtime.distributed.agreement import Agreement
+from tokenspeed.runtime.distributed.communicator import Communicator, wait_for_ever
+from tokenspeed.runtime.distributed.vote import Vote
 from tokenspeed_kernel.launch import launch
 
 
 class Group:
-    """A named set of ranks. Layers keep the group; the communicator behind it may be exchanged.
+    """A named set of ranks. Layers keep the group; the communicator behind it is exchanged under them.
 
+    `serving` is what the code that serves uses, and what its captured graphs hold. `spare` and `agreement` are those
+    of a reload: the edited code runs on them within `trial`, so that whatever it does there leaves `serving` alone.
     With one rank every collective is the identity and nothing is launched.
     """
 
-    def __init__(self, name: str, rank: int, size: int, communicator: Communicator | None = None):
+    def __init__(self, name: str, rank: int, size: int, serving: Communicator | None = None):
         self.name = name
         self.rank = rank
         self.size = size
-        self.communicator = communicator
+        self.serving = serving
+        self.spare: Communicator | None = None
+        self.agreement: Agreement | None = None
+        self._trying = False
+        self._calls: list[str] | None = None
+        self._known: dict[str, list[str]] = {}
 
     @classmethod
     def solo(cls) -> Group:
@@ -29,17 +41,78 @@ class Group:
         """Sum `tensor` over the ranks in place and return it; any shape."""
         if self.size == 1:
             return tensor
-        reduced: torch.Tensor = launch("all_reduce", Communicator.all_reduce, self._communicator(), tensor)
+        reduced: torch.Tensor = launch("all_reduce", self._communicator("all_reduce", tensor).all_reduce, tensor)
         return reduced
 
     def all_gather_last(self, tensor: torch.Tensor) -> torch.Tensor:
         """Concatenate [..., n] of every rank to [..., n * size], in rank order."""
         if self.size == 1:
             return tensor
-        gathered: torch.Tensor = launch("all_gather", Communicator.all_gather_last, self._communicator(), tensor)
+        communicator = self._communicator("all_gather", tensor)
+        gathered: torch.Tensor = launch("all_gather", communicator.all_gather_last, tensor)
         return gathered
 
-    def _communicator(self) -> Communicator:
-        if self.communicator is None:
+    @contextmanager
+    def recording(self, phase: str) -> Iterator[None]:
+        """Remember which collectives the serving code calls in a phase that a reload runs again."""
+        self._calls = []
+        try:
+            yield
+            self._known[phase] = self._calls
+        finally:
+            self._calls = None
+
+    @contextmanager
+    def trial(self, phase: str, vote: Vote) -> Iterator[Agreement | None]:
+        """Let every collective within go over the spare, once all ranks have agreed on it.
+
+        Args:
+            phase: a name under which `recording` may have remembered what the serving code calls.
+            vote: of the phase; a collective that waits for another rank attends to it.
+        """
+        if self.size == 1:
+            yield None
+            return
+        if self.spare is None or self.agreement is None:
+            raise RuntimeError(f"group {self.name} has no spare communicator")
+        self.spare.watch = self.agreement.begin(self._known.get(phase), vote)
+        self._trying = True
+        try:
+            yield self.agreement
+        finally:
+            self._trying = False
+
+    def promote(self, calls: Mapping[str, list[str]]) -> None:
+        """Let the spare serve, and close what served: no graph may hold that any more.
+
+        Args:
+            calls: what the new code called in each phase.
+        """
+        if self.spare is None:
+            return
+        before, self.serving, self.spare = self.serving, self.spare, None
+        self.serving.watch = wait_for_ever
+        self._known.update(calls)
+        if before is not None:
+            before.close()
+
+    def discard(self) -> None:
+        """Close what a trial has used, which frees the peers that wait there. No graph may hold the spare any more."""
+        spare, agreement = self.spare, self.agreement
+        self.spare = self.agreement = None
+        if agreement is not None:
+            agreement.close()
+        if spare is not None:
+            spare.close()
+
+    def _communicator(self, what: str, tensor: torch.Tensor) -> Communicator:
+        call = f"{what} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        if self._trying:
+            assert self.spare is not None and self.agreement is not None
+            self.agreement.agree(call)
+            return self.spare
+        if self._calls is not None:
+            self._calls.append(call)
+        if self.serving is None:
             raise RuntimeError(f"group {self.name} has {self.size} ranks and no communicator")
-        return self.communicator
+        return self.serving

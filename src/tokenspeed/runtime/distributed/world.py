@@ -1,46 +1,100 @@
-"""The process groups of one engine."""
+"""The ranks of one engine: how they meet, and the communicators that they make."""
 
 from __future__ import annotations
 
+import logging
 import os
-from datetime import timedelta
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch.distributed import FileStore, PrefixStore, Store
 
+from tokenspeed.runtime.distributed.agreement import Agreement
 from tokenspeed.runtime.distributed.communicator import Communicator
+from tokenspeed.runtime.distributed.gloo import COLLECTIVE_TIMEOUT, LOOPBACK, GlooCommunicator
 from tokenspeed.runtime.distributed.group import Group
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=5)
-"""How long a rank waits for the others in one collective. An idle rank waits in the message stream, not in one."""
+log = logging.getLogger(__name__)
 
 
-def join(rank: int, size: int, run_dir: Path, device: torch.device) -> Group:
-    """Meet the other ranks and return the tensor-parallel group.
+class World:
+    """Makes the communicators of the groups of this rank.
 
-    One rank alone needs no torch.distributed. The ranks find each other through a file in `run_dir`, so that
-    no port is taken.
+    Every rank calls the same methods in the same order: each communicator meets in a namespace of its own, named by a
+    number that rises on all of them alike. The ranks find each other through a file in `run_dir`, so that no port is
+    taken. One rank alone needs no torch.distributed.
     """
-    if size == 1:
-        return Group.solo()
-    # One machine: without this gloo looks up the host's name, which may resolve to nothing.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = torch.distributed.FileStore(str(run_dir / "store"), size)
-    on_gpu = device.type == "cuda"
-    torch.distributed.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        store=store,
-        rank=rank,
-        world_size=size,
-        timeout=COLLECTIVE_TIMEOUT,
-        device_id=device if on_gpu else None,
-    )
-    process_group = torch.distributed.group.WORLD
-    assert process_group is not None
-    return Group("tp", rank, size, Communicator(process_group, size))
+
+    def __init__(self, rank: int, size: int, run_dir: Path, device: torch.device):
+        self.rank = rank
+        self.size = size
+        self.run_dir = run_dir
+        self.device = device
+        self.group = Group("tp", rank, size) if size > 1 else Group.solo()
+        self._made = 0
+        self._why: str | None = None
+
+    def join(self) -> None:
+        """Meet the other ranks."""
+        if self.size == 1:
+            return
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+        self._file = FileStore(str(self.run_dir / "store"), self.size)
+        # Edited code may ask torch.distributed which rank it runs on. Nothing of ours goes over this group.
+        torch.distributed.init_process_group(
+            "gloo",
+            store=PrefixStore("world", self._file),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+        self.group.serving = self._communicator()
+        self.group.serving.open()
+
+    @property
+    def why_no_spare(self) -> str | None:
+        """What is missing for a reload; None when nothing is."""
+        if self.size == 1 or (self.group.spare is not None and self.group.agreement is not None):
+            return None
+        return self._why or "none was made"
+
+    def make_spare(self) -> None:
+        """Make what the next reload runs on, where that is missing. `why_no_spare` tells a failure."""
+        if self.size == 1:
+            return
+        group, spare = self.group, self._communicator()
+        agreement = Agreement(GlooCommunicator(self._namespace(), self.rank, self.size), self.rank, self.size)
+        try:
+            if group.spare is None:
+                spare.open()
+                group.spare = spare
+            if group.agreement is None:
+                agreement.open()
+                group.agreement = agreement
+        except RuntimeError as error:
+            self._why = str(error).splitlines()[0]
+            log.warning("no spare communicator could be made: %s", error)
+
+    def promote(self, calls: Mapping[str, list[str]]) -> None:
+        """Let the spare serve, as `Group.promote` does, and make another one."""
+        self.group.promote(calls)
+        self.make_spare()
+
+    def renew_spare(self) -> None:
+        """Close what a trial may have left in any state, and make it anew. No graph may hold it any more."""
+        self.group.discard()
+        self.make_spare()
+
+    def _communicator(self) -> Communicator:
+        return GlooCommunicator(self._namespace(), self.rank, self.size)
+
+    def _namespace(self) -> Store:
+        self._made += 1
+        return PrefixStore(f"communicator{self._made}", self._file)
 
 
 def leave() -> None:
-    """End the process groups, where there are any."""
+    """End what `World.join` began in torch.distributed."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

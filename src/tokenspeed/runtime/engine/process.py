@@ -115,4 +115,6 @@ def _forward_reload(startup: Startup, channel: Channel, outbox: Outbox, reloader
         generation = startup.executor.generation.number
         outbox.send(ReloadStatus(state=state, generation=generation, id=call.id, by=call.by, detail=detail))
 
-    return ForwardReload(reloader, plans, startup.executor, startup.scheduler, channel, status, FIRST_WEIGHT_VERSION)
+    return ForwardReload(
+        reloader, plans, startup.executor, startup.scheduler, channel, startup.world, status, FIRST_WEIGHT_VERSION
+    )

@@ -11,7 +11,8 @@ from typing import Any
 from torch.profiler import record_function
 
 from tokenspeed.errors import TokenSpeedError
-from tokenspeed.runtime.distributed.channel import Ballot, Channel
+from tokenspeed.runtime.distributed.channel import Channel
+from tokenspeed.runtime.distributed.vote import Ballot, Vote
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.recording import Recording
 from tokenspeed.runtime.protocol import ControlCall, ProfileActivity, StartProfile, StopProfile
@@ -204,7 +205,7 @@ class Profiler:
     def _fault_anywhere(self, profile: Profile) -> str | None:
         """Hear how all ranks fared: the first failure as a sentence, alike on every rank."""
         error = {"error": profile.fault} if profile.fault else None
-        failed = self.channel.vote(Ballot(rank=self.channel.rank, error=error), WRITING_DEADLINE_S).failed
+        failed = Vote(self.channel).cast(Ballot(rank=self.channel.rank, error=error), WRITING_DEADLINE_S).failed
         if failed is None or failed.error is None:
             return None
         return f"the profile failed on rank {failed.rank}: {failed.error['error']}"

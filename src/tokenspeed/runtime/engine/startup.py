@@ -19,7 +19,7 @@ from tokenspeed.runtime.cache.manager import KVCacheManager
 from tokenspeed.runtime.cache.pool import KVPool, KVShape, MemoryBudget, plan_blocks
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.distributed.channel import Channel
-from tokenspeed.runtime.distributed.world import join
+from tokenspeed.runtime.distributed.world import World
 from tokenspeed.runtime.engine.kernels import apply_flags, tune
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.execution.buffers import BatchBuffers, BufferLimits
@@ -43,6 +43,7 @@ from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
 from tokenspeed_kernel.ops.attention import plan_decode_attention
 from tokenspeed_kernel.ops.attention.backends import order_of
+from tokenspeed_kernel.progress import PROGRESS
 from tokenspeed_kernel.workspace import WORKSPACE
 
 
@@ -80,9 +81,10 @@ class Startup:
             self.max_model_len = longest_request(self.config, self.source)
         with self._phase("build"):
             self._limit_threads()
-            self.group = join(self.channel.rank, self.channel.size, self.channel.run_dir, self.device)
+            self.world = World(self.channel.rank, self.channel.size, self.channel.run_dir, self.device)
+            self.world.join()
             self.dtype = pick_dtype(self.config.model.dtype, self.source.config.torch_dtype, self.device)
-            model = build_model(self.source.config, self.group)
+            model = build_model(self.source.config, self.world.group)
             if self.device.type == "cuda":
                 check_weights_fit(model, self.dtype, self.device)
             model.materialize(self.device, self.dtype)
@@ -104,19 +106,23 @@ class Startup:
             self.executor.pool = pool
         else:
             self.executor = self._executor(model, pool)
-            with self._phase("warm") as progress:
-                self.executor.warm(progress)
-        with self._phase("graphs") as progress:
+            self._warm()
+        with self._phase("graphs") as progress, self.world.group.recording("graphs"):
             self.executor.generation = self.executor.capture(0, progress)
+        if self.config.reload.allow_reload_forward:
+            self.world.make_spare()
         self.scheduler = self._scheduler()
+
+    def _warm(self) -> None:
+        with self._phase("warm") as progress, self.world.group.recording("warm"):
+            self.executor.warm(progress)
 
     def _prepare_gpu(self, model: CausalLM) -> MemoryBudget:
         """Warm up on a pool that is nothing but the scratch block, and measure what is left for the real one."""
         scratch = KVPool(self.shape, 1, self.device)
         scratch.allocate()
         self.executor = self._executor(model, scratch)
-        with self._phase("warm") as progress:
-            self.executor.warm(progress)
+        self._warm()
         with self._phase("measure") as progress:
             generations = 2 if self.config.reload.allow_reload_forward else 1
             use = measure(self.executor, generations, progress)
@@ -254,7 +260,11 @@ class Startup:
         self.seconds[name] = time.perf_counter() - started
 
     def _say(self, phase: str) -> Callable[[str], None]:
-        return lambda detail: self.outbox.send(Starting(phase=phase, detail=detail))
+        def say(detail: str) -> None:
+            PROGRESS.step(f"{phase} {detail}".rstrip())
+            self.outbox.send(Starting(phase=phase, detail=detail))
+
+        return say
 
 
 def longest_request(config: Config, source: ModelSource) -> int:

@@ -24,6 +24,7 @@ from tokenspeed.runtime.sampling.logprobs import token_logprobs
 from tokenspeed.runtime.sampling.sampler import Sampler
 from tokenspeed.runtime.scheduler.batch import Batch, Row, StepResult
 from tokenspeed_kernel.ops.sampling import plan_sample, sample
+from tokenspeed_kernel.progress import PROGRESS
 
 WARM_TOKENS = 8
 """Tokens of the dummy prefill that start-up runs, and that every reload runs again."""
@@ -122,7 +123,9 @@ class Executor:
 
         Ids that the step before has sampled and nobody has waited for are taken from the device.
         """
-        with self.ranges(f"{'decode' if batch.is_decode else 'prefill'} {batch.num_tokens}"):
+        name = f"{'decode' if batch.is_decode else 'prefill'} {batch.num_tokens}"
+        PROGRESS.step(name)
+        with self.ranges(name):
             pending = self._decode(batch) if batch.is_decode else self._prefill(batch)
             return pending.fetch()
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import msgspec
 
-from tokenspeed.runtime.distributed.channel import Ballot, Channel
+from tokenspeed.runtime.distributed.channel import Channel
+from tokenspeed.runtime.distributed.errors import culprit, is_victim
+from tokenspeed.runtime.distributed.vote import Ballot, Vote
+from tokenspeed.runtime.distributed.world import World
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.plans import Plans
@@ -17,10 +21,8 @@ from tokenspeed.runtime.reload.fault import Fault, describe
 from tokenspeed.runtime.reload.reply import nothing_changed, overlay_note, success
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
+from tokenspeed_kernel.progress import PROGRESS
 from tokenspeed_reload import Reloader, ReloadError, Report, Sources, Transaction, UnknownModules
-
-VOTE_DEADLINE_S = 300.0
-"""Longest that one phase may differ between two ranks."""
 
 Result = TypeVar("Result")
 Status = Callable[[str, Reload, str], None]
@@ -36,6 +38,12 @@ class PhaseFailed(Exception):
         self.rank = rank
         self.fault = {name: value for name, value in fault.items() if name != "phase"}
 
+    @classmethod
+    def by(cls, ballot: Ballot, phase: str) -> PhaseFailed:
+        """As a ballot tells it: of the rank that is to blame, where that is another one."""
+        assert ballot.error is not None
+        return cls(phase, ballot.rank if ballot.culprit is None else ballot.culprit, ballot.error)
+
 
 class ForwardReload:
     """Runs one reload on this rank, in step with the others. The engine has drained before."""
@@ -47,6 +55,7 @@ class ForwardReload:
         executor: Executor,
         scheduler: Scheduler,
         channel: Channel,
+        world: World,
         status: Status,
         weight_version: str,
     ):
@@ -55,6 +64,7 @@ class ForwardReload:
         self.executor = executor
         self.scheduler = scheduler
         self.channel = channel
+        self.world = world
         self.status = status
         self.weight_version = weight_version
 
@@ -79,6 +89,9 @@ class ForwardReload:
     def run(self, call: Reload, drained_after: float) -> dict[str, Any]:
         """Apply the edit on every rank or on none, and return the reply."""
         started = time.perf_counter()
+        if not self._has_spare():
+            message = f"no spare communicator can be made ({self.world.why_no_spare}); nothing was changed, try again"
+            return reload_failure(call.id, "failed", "queue", message)
         attempt = _Attempt(self, call)
         try:
             with count_compiles() as jit:
@@ -89,11 +102,24 @@ class ForwardReload:
             return self._failed(call, error)
         self.status("committing", call, "")
         self.executor.install(generation)
+        self.world.promote(attempt.calls)
         self.scheduler.reseed_cache(generation.number, self.weight_version)
         report = attempt.commit()
         report.notes.extend(overlay_note(self.reloader.strays()))
         total = time.perf_counter() - started + drained_after
         return success(call.id, report, generation, jit, {"drain": drained_after, **attempt.seconds, "total": total})
+
+    def _has_spare(self) -> bool:
+        """Whether every rank has the communicators of a trial, made now where one lacks them; alike on all ranks."""
+        if self._all_have_spare():
+            return True
+        self.world.renew_spare()
+        return self._all_have_spare()
+
+    def _all_have_spare(self) -> bool:
+        why = self.world.why_no_spare
+        ballot = Ballot(rank=self.channel.rank, error=None if why is None else {"error": why})
+        return Vote(self.channel).cast(ballot).failed is None
 
     def _failed(self, call: Reload, error: PhaseFailed) -> dict[str, Any]:
         place = f" ({error.fault['file']}:{error.fault['line']})" if error.fault["file"] else ""
@@ -113,6 +139,8 @@ class _Attempt:
         self.reload = reload
         self.call = call
         self.seconds: dict[str, float] = {}
+        self.calls: dict[str, list[str]] = {}
+        """Collectives that the edited code called, by phase."""
         self._transaction: Transaction | None = None
         self._edited_files: dict[str, str] = {}
         self._own_files = {record.source.path for record in reload.reloader.records.modules.values()}
@@ -123,20 +151,20 @@ class _Attempt:
         Raises:
             PhaseFailed: on every rank, when any rank failed.
         """
-        reload = self.reload
         sources = self._phase("read", "reading", self._share_sources)
         edited = (*sources.modules.values(), *sources.unloaded.values())
         self._edited_files = {source.path: source.data.decode(errors="replace") for source in edited}
         self._own_files |= self._edited_files.keys()
         self._phase("patch", "patching", lambda: self._patch(sources))
-        self._phase("warm", "warming", lambda: reload.executor.warm(self._progress("warming")))
-        number = reload.generation + 1
-        return self._phase("graphs", "graphs", lambda: reload.executor.capture(number, self._progress("graphs")))
+        self._phase("warm", "warming", self._warm, is_trial=True)
+        return self._phase("graphs", "graphs", self._capture, is_trial=True)
 
     def undo(self) -> None:
-        """Take back what this rank patched."""
+        """Take back what this rank patched, and drop the connections that the edited code has used."""
         if self._transaction is not None:
             self._transaction.undo()
+        if "warm" in self.seconds:
+            self.reload.world.renew_spare()
 
     def commit(self) -> Report:
         """Make the patch final and return its report."""
@@ -162,25 +190,48 @@ class _Attempt:
         self._transaction = self.reload.reloader.reload(self.call.modules, sources)
         self.reload.plans.make_anew()
 
-    def _progress(self, state: str) -> Callable[[str], None]:
-        return lambda detail: self.reload.status(state, self.call, detail)
+    def _warm(self) -> None:
+        self.reload.executor.warm(self._progress("warming"))
+        # What the device finds wrong is a fault of this phase.
+        self.reload.executor.synchronize()
 
-    def _phase(self, phase: str, state: str, work: Callable[[], Result]) -> Result:
-        """Do `work` on this rank, then hear how all ranks fared."""
+    def _capture(self) -> Generation:
+        return self.reload.executor.capture(self.reload.generation + 1, self._progress("graphs"))
+
+    def _progress(self, state: str) -> Callable[[str], None]:
+        def progress(detail: str) -> None:
+            PROGRESS.step(f"{state} {detail}")
+            self.reload.status(state, self.call, detail)
+
+        return progress
+
+    def _phase(self, phase: str, state: str, work: Callable[[], Result], *, is_trial: bool = False) -> Result:
+        """Do `work` on this rank, then hear how all ranks fared.
+
+        Args:
+            is_trial: the work runs edited code, whose collectives go over the spare communicator.
+        """
         self.reload.status(state, self.call, "")
+        PROGRESS.step(state)
+        rank, group = self.reload.channel.rank, self.reload.world.group
+        vote = Vote(self.reload.channel)
         started = time.perf_counter()
-        fault: Fault | None = None
+        ballot = Ballot(rank=rank)
         result: Result | None = None
         try:
-            result = work()
+            with group.trial(phase, vote) if is_trial else nullcontext() as calls:
+                result = work()
         # Edited code may raise anything, SystemExit and KeyboardInterrupt included: none may end the server.
         except BaseException as error:
             fault = describe(error, self._edited_files, self._own_files)
-        channel = self.reload.channel
-        ballot = Ballot(rank=channel.rank, seconds=time.perf_counter() - started, error=fault)
-        verdict = channel.vote(ballot, VOTE_DEADLINE_S)
+            ballot = Ballot(rank=rank, error=fault, is_victim=is_victim(error, rank), culprit=culprit(error))
+        else:
+            if calls is not None:
+                self.calls[phase] = calls.made
+                ballot = Ballot(rank=rank, collectives=len(calls.made), like_before=calls.like_before)
+        verdict = vote.cast(msgspec.structs.replace(ballot, seconds=time.perf_counter() - started))
         self.seconds[phase] = verdict.seconds
         if verdict.failed is not None:
-            assert verdict.failed.error is not None
-            raise PhaseFailed(phase, verdict.failed.rank, verdict.failed.error)
+            del result  # the traceback would keep graphs that hold the communicator
+            raise PhaseFailed.by(verdict.failed, phase)
         return result  # type: ignore[return-value]

@@ -11,7 +11,9 @@ from typing import TypeVar
 
 import pytest
 
-from tokenspeed.runtime.distributed.channel import Ballot, Channel, RankLost
+from tokenspeed.runtime.distributed.channel import Channel
+from tokenspeed.runtime.distributed.errors import RankLost
+from tokenspeed.runtime.distributed.vote import Ballot, Vote
 
 Result = TypeVar("Result")
 
@@ -75,7 +77,7 @@ def test_one_failure_is_every_ranks_verdict(run_dir: Path) -> None:
 
         def work(channel: Channel) -> tuple[int, object, float]:
             error = {"error": "boom"} if channel.rank == 2 else None
-            verdict = channel.vote(Ballot(rank=channel.rank, seconds=channel.rank / 10, error=error), 10)
+            verdict = Vote(channel).cast(Ballot(rank=channel.rank, seconds=channel.rank / 10, error=error), 10)
             assert verdict.failed is not None
             return verdict.failed.rank, verdict.failed.error, verdict.seconds
 
@@ -84,11 +86,11 @@ def test_one_failure_is_every_ranks_verdict(run_dir: Path) -> None:
 
 def test_a_vote_of_one_rank_needs_nobody(run_dir: Path) -> None:
     with ranks(1, run_dir) as (channel,):
-        assert channel.vote(Ballot(rank=0), 1).failed is None
+        assert Vote(channel).cast(Ballot(rank=0), 1).failed is None
         assert channel.broadcast(b"x") == b"x"
         assert channel.exchange(b"x") == [b"x"]
 
 
 def test_a_silent_rank_is_named(run_dir: Path) -> None:
     with ranks(2, run_dir) as channels, pytest.raises(RankLost, match="rank 1 did not answer rank 0"):
-        channels[0].vote(Ballot(rank=0), 0.2)
+        Vote(channels[0]).cast(Ballot(rank=0), 0.2)
