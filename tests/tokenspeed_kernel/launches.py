@@ -47,6 +47,7 @@ def launch_all(device: torch.device, dtype: torch.dtype, wanted: Callable[[str],
         pools = random(BLOCKS, BLOCK_SIZE, KV_HEADS, head_dim), random(BLOCKS, BLOCK_SIZE, KV_HEADS, head_dim)
         slots, positions = torch.arange(tokens, device=device), torch.arange(tokens, device=device)
         cos_sin = torch.randn(64, head_dim, device=device)
+        call("rope.apply_rope", positions, query, key, cos_sin)
         call("kvcache.write_kv", key, value, *pools, slots)
         norms = random(head_dim), random(head_dim), 1e-6
         for weights in (norms, (None, None, 0.0)):

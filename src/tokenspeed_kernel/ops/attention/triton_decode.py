@@ -11,6 +11,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from tokenspeed_kernel.ops.attention.triton_sizes import block_dim, bucket_of, head_bytes
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
@@ -45,8 +46,6 @@ def decode(
     query: Tensor, key_pool: Tensor, value_pool: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
 ) -> Tensor:
     query = query if query.stride(2) == 1 else query.contiguous()
-    seqs, heads, head_dim = query.shape
-    block_size, kv_heads = key_pool.shape[1:3]
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not out.numel():
         return out
@@ -54,10 +53,8 @@ def decode(
     def run(tactic: Tactic) -> None:
         _launch(query, key_pool, value_pool, block_tables, seq_lens, scale, out, tactic)
 
-    work = next_power_of_2(seqs * kv_heads)
-    bucket = (query.dtype, work, heads // kv_heads, head_dim, block_size)
-    is_wide = next_power_of_2(head_dim) * query.element_size() > WIDE_HEAD
-    run(TACTICS.pick("attention.decode.triton", bucket, WIDE_CANDIDATES if is_wide else CANDIDATES, run))
+    candidates = WIDE_CANDIDATES if head_bytes(query) > WIDE_HEAD else CANDIDATES
+    run(TACTICS.pick("attention.decode.triton", bucket_of(query, key_pool), candidates, run))
     return out
 
 
@@ -85,7 +82,6 @@ def _launch(
             at_least=workspace_bytes(heads, kv_heads, head_dim),
         )
     group = heads // kv_heads
-    block_dim = next_power_of_2(max(head_dim, 16))
     run_triton(
         decode_kernel,
         (seqs, kv_heads, splits),
@@ -107,7 +103,7 @@ def _launch(
         GROUP=group,
         ROWS=max(next_power_of_2(group), 16),
         HEAD_DIM=head_dim,
-        BLOCK_DIM=block_dim,
+        BLOCK_DIM=block_dim(head_dim),
         BLOCK_KV=block_kv,
         IS_SPLIT=splits > 1,
         num_warps=tactic["num_warps"],
@@ -123,7 +119,7 @@ def _launch(
             out,
             splits,
             HEAD_DIM=head_dim,
-            BLOCK_DIM=block_dim,
+            BLOCK_DIM=block_dim(head_dim),
             BLOCK_KV=block_kv,
             MOST_SPLITS=MOST_SPLITS,
             num_warps=4,

@@ -12,6 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from tokenspeed_kernel.ops.attention.triton_sizes import block_dim, bucket_of, head_bytes
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
@@ -52,8 +53,6 @@ def extend(
     scale: float,
 ) -> Tensor:
     query = query if query.stride(2) == 1 else query.contiguous()
-    tokens, heads, head_dim = query.shape
-    block_size, kv_heads = key_pool.shape[1:3]
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not out.numel():
         return out
@@ -61,10 +60,8 @@ def extend(
     def run(tactic: Tactic) -> None:
         _launch(query, key_pool, value_pool, block_tables, seq_lens, query_start, scale, out, tactic)
 
-    work = next_power_of_2(tokens * kv_heads)
-    bucket = (query.dtype, work, heads // kv_heads, head_dim, block_size)
-    is_wide = next_power_of_2(head_dim) * query.element_size() > WIDE_HEAD
-    run(TACTICS.pick("attention.extend.triton", bucket, WIDE_CANDIDATES if is_wide else CANDIDATES, run))
+    candidates = WIDE_CANDIDATES if head_bytes(query) > WIDE_HEAD else CANDIDATES
+    run(TACTICS.pick("attention.extend.triton", bucket_of(query, key_pool), candidates, run))
     return out
 
 
@@ -106,7 +103,7 @@ def _launch(
         MEMBERS=members,
         TOKENS=tile_tokens,
         HEAD_DIM=head_dim,
-        BLOCK_DIM=next_power_of_2(max(head_dim, 16)),
+        BLOCK_DIM=block_dim(head_dim),
         BLOCK_KV=tactic["block_kv"],
         BLOCK_SEQS=max(next_power_of_2(seqs + 1), FEWEST_SEQS),
         num_warps=tactic["num_warps"],

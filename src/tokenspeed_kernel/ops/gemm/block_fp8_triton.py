@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tokenspeed_kernel.ops.gemm.block_fp8 import BLOCK
+from tokenspeed_kernel.ops.gemm.triton_store import store_product
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import cdiv, next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
@@ -119,7 +120,4 @@ def block_fp8_kernel(
         a = tl.load(left + first, mask=inside, other=0.0)
         b = tl.load(right + first).to(a.dtype)
         total += tl.dot(a, b, input_precision="ieee") * tl.load(scale + first // BLOCK * scale_stride)
-    if HAS_BIAS:
-        total += tl.load(bias + output, mask=output < out_size, other=0.0).to(tl.float32)[None, :]
-    mask = (row[:, None] < rows) & (output[None, :] < out_size)
-    tl.store(out + row[:, None] * out_size + output[None, :], total.to(out.dtype.element_ty), mask=mask)
+    store_product(total, bias, out, row, rows, output, out_size, HAS_BIAS)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from tokenspeed_kernel.ops.gemm.triton_store import store_product
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import cdiv, next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
@@ -113,7 +114,4 @@ def linear_kernel(
             a = tl.load(left + first, mask=(row[:, None] < rows) & inside[None, :], other=0.0)
             b = tl.load(right + first, mask=(output[None, :] < out_size) & inside[:, None], other=0.0)
         total = tl.dot(a, b, total)
-    if HAS_BIAS:
-        total += tl.load(bias + output, mask=output < out_size, other=0.0).to(tl.float32)[None, :]
-    mask = (row[:, None] < rows) & (output[None, :] < out_size)
-    tl.store(out + row[:, None] * out_size + output[None, :], total.to(out.dtype.element_ty), mask=mask)
+    store_product(total, bias, out, row, rows, output, out_size, HAS_BIAS)

@@ -63,12 +63,17 @@ def write_kv_kernel(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     slot = tl.load(slots + token * slots_stride)
-    block, offset = slot // block_size, slot % block_size
     column = tl.arange(0, BLOCK)
     inside = column < HEAD_DIM
     source = tl.load(key + token * key_token + head * key_head + column, mask=inside)
-    place = key_pool + block * key_pool_block + offset * key_pool_slot + head * key_pool_head
+    place = pool_place(key_pool, slot, head, block_size, key_pool_block, key_pool_slot, key_pool_head)
     tl.store(place + column, source, mask=inside)
     source = tl.load(value + token * value_token + head * value_head + column, mask=inside)
-    place = value_pool + block * value_pool_block + offset * value_pool_slot + head * value_pool_head
+    place = pool_place(value_pool, slot, head, block_size, value_pool_block, value_pool_slot, value_pool_head)
     tl.store(place + column, source, mask=inside)
+
+
+@triton.jit
+def pool_place(pool, slot, head, block_size, block_stride, slot_stride, head_stride):
+    """Where `head` of `slot`, an int64, begins in a pool."""
+    return pool + slot // block_size * block_stride + slot % block_size * slot_stride + head * head_stride

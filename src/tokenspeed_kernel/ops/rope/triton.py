@@ -1,10 +1,11 @@
-"""Head normalisation, rotary embedding and the KV write in one Triton kernel."""
+"""Rotary embedding in Triton: alone, and in one kernel with the normalisation of heads and the KV write."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from tokenspeed_kernel.ops.kvcache.triton import pool_place
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import cdiv, next_power_of_2
 from tokenspeed_kernel.triton_language import DEVICES, tl, triton
@@ -13,6 +14,33 @@ from tokenspeed_kernel.triton_run import run_triton
 PRIORITY = 10
 HEADS = 4
 """Heads of one program."""
+
+
+@register_kernel("rope", "apply_rope", solution="triton", priority=PRIORITY, devices=DEVICES)
+def apply_rope(positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    return _rotated(positions, query, cos_sin), _rotated(positions, key, cos_sin)
+
+
+def _rotated(positions: Tensor, x: Tensor, cos_sin: Tensor) -> Tensor:
+    x = x if x.stride(2) == 1 else x.contiguous()
+    tokens, heads, head_dim = x.shape
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if out.numel():
+        run_triton(
+            rotate_kernel,
+            (tokens, cdiv(heads, HEADS)),
+            positions,
+            x,
+            cos_sin,
+            out,
+            heads,
+            *x.stride()[:2],
+            HALF=head_dim // 2,
+            BLOCK=next_power_of_2(head_dim // 2),
+            HEADS=HEADS,
+            num_warps=2,
+        )
+    return out
 
 
 @register_kernel("rope", "rope_and_write_kv", solution="triton", priority=PRIORITY, devices=DEVICES)
@@ -69,6 +97,31 @@ def rope_and_write_kv(
 
 
 @triton.jit
+def rotate_kernel(
+    positions,
+    x,
+    cos_sin,
+    out,
+    heads,
+    x_token,
+    x_head,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    cos, sin = _angles(positions + token, cos_sin, column, HALF)
+    inside = (column < HALF) & (head < heads)
+    source = x + token * x_token + head * x_head + column
+    first, second = _turned(source, source, cos, sin, inside, column, 0.0, False, HALF)
+    place = out + (token * heads + head) * (2 * HALF) + column
+    tl.store(place, first, mask=inside)
+    tl.store(place + HALF, second, mask=inside)
+
+
+@triton.jit
 def rope_and_write_kv_kernel(
     positions,
     query,
@@ -106,9 +159,7 @@ def rope_and_write_kv_kernel(
     part = tl.program_id(1)
     query_parts = tl.cdiv(heads, HEADS)
     column = tl.arange(0, BLOCK)[None, :]
-    angle = cos_sin + tl.load(positions + token) * (2 * HALF) + column
-    cos = tl.load(angle, mask=column < HALF, other=0.0)
-    sin = tl.load(angle + HALF, mask=column < HALF, other=0.0)
+    cos, sin = _angles(positions + token, cos_sin, column, HALF)
     if part < query_parts:
         head = part * HEADS + tl.arange(0, HEADS)[:, None]
         inside = (column < HALF) & (head < heads)
@@ -123,14 +174,21 @@ def rope_and_write_kv_kernel(
         source = key + token * key_token + head * key_head + column
         first, second = _turned(source, key_weight, cos, sin, inside, column, eps, NORMALISE, HALF)
         slot = tl.load(slots + token)
-        block, offset = slot // block_size, slot % block_size
-        place = key_pool + block * key_pool_block + offset * key_pool_slot + head * key_pool_head + column
+        place = pool_place(key_pool, slot, head, block_size, key_pool_block, key_pool_slot, key_pool_head) + column
         tl.store(place, first, mask=inside)
         tl.store(place + HALF, second, mask=inside)
         source = value + token * value_token + head * value_head + column
-        place = value_pool + block * value_pool_block + offset * value_pool_slot + head * value_pool_head + column
+        place = pool_place(value_pool, slot, head, block_size, value_pool_block, value_pool_slot, value_pool_head)
+        place += column
         tl.store(place, tl.load(source, mask=inside), mask=inside)
         tl.store(place + HALF, tl.load(source + HALF, mask=inside), mask=inside)
+
+
+@triton.jit
+def _angles(position, cos_sin, column, HALF: tl.constexpr):
+    """Cosines and sines of the position that is stored at `position`."""
+    angle = cos_sin + tl.load(position) * (2 * HALF) + column
+    return tl.load(angle, mask=column < HALF, other=0.0), tl.load(angle + HALF, mask=column < HALF, other=0.0)
 
 
 @triton.jit
