@@ -6,8 +6,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from tokenspeed_reload.adapters.containers import CONTAINERS, merge_container
-from tokenspeed_reload.inputs import ModuleInputs
 from tokenspeed_reload.merge import Constant, Merge
+from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.undo import MISSING
 from tokenspeed_reload.values import attributes_of, is_a, is_atom, same_value
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
+from tokenspeed_reload.lookups import may_find_any, quoted_in
 from tokenspeed_reload.records import ModuleRecord, SourceText
 from tokenspeed_reload.values import is_a
 
@@ -22,12 +24,14 @@ class ImportEdge:
         name: the attribute or submodule taken from it; None for `import x`; "*" for a star import.
         binds: the local name.
         at_import: False when the statement stands in a function body.
+        gives: the module that the local name stands for, where it stands for one: `import a.b` binds a.
     """
 
     module: str
     name: str | None
     binds: str
     at_import: bool
+    gives: str = ""
 
 
 def resolve(level: int, module: str, package: str) -> str:
@@ -56,8 +60,9 @@ def import_edges(name: str, source: SourceText, tree: Iterable[ast.stmt]) -> lis
         node, at_import = todo.pop()
         if isinstance(node, ast.Import):
             for alias in node.names:
-                binds = alias.asname or alias.name.partition(".")[0]
-                edges.append(ImportEdge(alias.name, None, binds, at_import))
+                first = alias.name.partition(".")[0]
+                gives = alias.name if alias.asname else first
+                edges.append(ImportEdge(alias.name, None, alias.asname or first, at_import, gives))
         elif isinstance(node, ast.ImportFrom):
             module = resolve(node.level, node.module or "", package)
             for alias in node.names:
@@ -121,14 +126,88 @@ def _is_on_the_way(item: ModuleType, name: str) -> bool:
     return hasattr(item, "__path__") or item.__name__.startswith(name + ".")
 
 
-def users(
-    changed: Iterable[str], candidates: Mapping[str, ModuleRecord], cache: dict[str, tuple[str, set[str]]]
-) -> dict[str, str]:
-    """The modules of `candidates` that use a changed one, directly or not, each with the one it uses.
+@dataclass(frozen=True)
+class Mentions:
+    """What the source of a module tells of its use of others.
 
-    `cache` maps a module to the hash of its source and what it imports, and is filled.
+    Attributes:
+        sha256: the hash of the source.
+        edges: its imports.
+        quoted: texts in it that may name a module, or something in one.
+        words: all names in it.
+        finds_any: it may look up modules by names that it does not show.
     """
-    uses = {name: _uses(name, record, cache) for name, record in candidates.items()}
+
+    sha256: str
+    edges: list[ImportEdge]
+    quoted: frozenset[str]
+    words: frozenset[str]
+    finds_any: bool
+
+
+class Uses:
+    """Which of the recorded modules use which; what the sources tell is remembered."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Mentions] = {}
+
+    def users(
+        self, changed: Iterable[str], candidates: Mapping[str, ModuleRecord]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """The modules of `candidates` that use a changed one, directly or not, each with the one it uses.
+
+        The second of the two has those that may do so by names in texts.
+        """
+        sure = {name: self._uses(name, record) for name, record in candidates.items()}
+        reasons = _closure(changed, sure)
+        known = [*changed, *reasons]
+        both = {name: sure[name] | self.may_use(name, record, candidates) for name, record in candidates.items()}
+        return reasons, _closure(known, both)
+
+    def may_use(self, name: str, record: ModuleRecord, recorded: Iterable[str]) -> set[str]:
+        """The modules of which a module may read something without an import of them."""
+        mentions = self._mentions(name, record)
+        if mentions.finds_any:
+            return set(recorded) - {name}
+        package = package_of(name, record.source)
+        packages = {edge.gives or f"{edge.module}.{edge.name}" for edge in mentions.edges}
+        packages = {f"{p}." for p in packages if hasattr(sys.modules.get(p), "__path__")}
+        found = {
+            module
+            for module in recorded
+            for prefix in packages
+            if module.startswith(prefix) and mentions.words.issuperset(module.removeprefix(prefix).split("."))
+        }
+        for text in mentions.quoted:
+            path = text.partition(":")[0]
+            bare = path.lstrip(".")
+            full = resolve(len(path) - len(bare), bare, package)
+            while full:
+                found.add(full)
+                full = full.rpartition(".")[0]
+        return found - {name}
+
+    def _uses(self, name: str, record: ModuleRecord) -> set[str]:
+        module = sys.modules.get(name)
+        objects = used_by_objects(name, vars(module)) if isinstance(module, ModuleType) else set()
+        return (objects | providers_of(self._mentions(name, record).edges, sys.modules)) - {name}
+
+    def _mentions(self, name: str, record: ModuleRecord) -> Mentions:
+        known = self._known.get(name)
+        if known is None or known.sha256 != record.source.sha256:
+            text = record.source.text
+            tree = ast.parse(record.source.data, record.source.path).body
+            known = self._known[name] = Mentions(
+                record.source.sha256,
+                import_edges(name, record.source, tree),
+                frozenset(quoted_in(text)),
+                frozenset(re.findall(r"\w+", text)),
+                may_find_any(text),
+            )
+        return known
+
+
+def _closure(changed: Iterable[str], uses: Mapping[str, set[str]]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     known = set(changed)
     todo = list(changed)
@@ -140,17 +219,6 @@ def users(
                 reasons[name] = provider
                 todo.append(name)
     return reasons
-
-
-def _uses(name: str, record: ModuleRecord, cache: dict[str, tuple[str, set[str]]]) -> set[str]:
-    module = sys.modules.get(name)
-    objects = used_by_objects(name, vars(module)) if isinstance(module, ModuleType) else set()
-    known = cache.get(name)
-    if known is None or known[0] != record.source.sha256:
-        tree = ast.parse(record.source.data, record.source.path).body
-        edges = import_edges(name, record.source, tree)
-        known = cache[name] = (record.source.sha256, providers_of(edges, sys.modules))
-    return (objects | known[1]) - {name}
 
 
 def ordered(names: Iterable[str], providers: Mapping[str, set[str]]) -> list[str]:

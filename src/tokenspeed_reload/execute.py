@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tokenspeed_reload.codes import never
-from tokenspeed_reload.inputs import ModuleInputs
-from tokenspeed_reload.names import root
+from tokenspeed_reload.lookups import root
+from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.undo import MISSING
 
 

@@ -4,131 +4,157 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Iterable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-from tokenspeed_reload.definitions import Definitions, Statement, difference
-from tokenspeed_reload.dependencies import ImportEdge, home_of, import_edges, package_of, resolve
-from tokenspeed_reload.names import root
+from tokenspeed_reload.definitions import Statement
+from tokenspeed_reload.dependencies import ImportEdge, home_of, package_of, resolve
+from tokenspeed_reload.lookups import OWN_NAMES, module_in, root, spell
+from tokenspeed_reload.moduleinputs import ModuleInputs
+from tokenspeed_reload.names import Reads
 from tokenspeed_reload.values import is_a
-
-
-@dataclass
-class ModuleInputs:
-    """One module of the set, before and after.
-
-    Attributes:
-        name: the module's name.
-        old: what it last ran.
-        new: what it shall run.
-        namespace: the live module's namespace.
-        dirty: names whose object behaves differently after the reload.
-        run: the new statements to execute, by identity of the statement.
-        rebuilt: value names that are built anew.
-        removed: names that the new version no longer binds.
-        dropped: statements of the old version that the new one no longer has in this form.
-        unseen: names that statements of the old version bound without showing it in the syntax.
-        lost: attributes of module-level names that no statement sets any more, as (name, attribute).
-        remade: definitions that run again with all that is done to them.
-        cleared: names that are taken away before the statements run, which bind those of them that stay.
-    """
-
-    name: str
-    old: Definitions
-    new: Definitions
-    namespace: Mapping[str, Any]
-    unseen: set[str] = field(default_factory=set)
-    dirty: set[str] = field(default_factory=set)
-    run: set[int] = field(default_factory=set)
-    rebuilt: set[str] = field(default_factory=set)
-    removed: set[str] = field(default_factory=set)
-    dropped: list[Statement] = field(default_factory=list)
-    edges: dict[str, ImportEdge] = field(default_factory=dict)
-    stars: list[str] = field(default_factory=list)
-    added: set[int] = field(default_factory=set)
-    value_names: set[str] = field(default_factory=set)
-    cleared: set[str] = field(default_factory=set)
-    lost: set[tuple[str, str]] = field(default_factory=set)
-    remade: set[str] = field(default_factory=set)
-
-    def statements(self) -> list[Statement]:
-        """The statements to execute, in source order."""
-        return [s for s in self.new.statements if id(s) in self.run]
-
-    def found_as(self, name: str) -> str:
-        """The name that decides what `module.name` gives: `__getattr__` where the module does not bind it."""
-        return name if name in self.new.binds or name in self.namespace else "__getattr__"
-
-    def prepare(self) -> None:
-        """Compare the two versions and mark what changed by itself."""
-        changes = difference(self.old, self.new)
-        self.added = {id(s) for s in changes.added}
-        self.dropped = changes.removed
-        package = package_of(self.name, self.new.source)
-        nodes = [s.node for s in self.new.statements]
-        for edge in import_edges(self.name, self.new.source, nodes):
-            if edge.at_import and edge.name != "*":
-                self.edges[edge.binds] = edge
-        self.stars = [resolve(lv, m, package) for s in self.new.statements for lv, m in s.reads.stars]
-        self.value_names = {
-            name for s in self.new.statements if s.kind in ("value", "other") for name in s.reads.binds
-        } - {n for s in self.new.statements if s.kind in ("function", "class") for n in s.reads.binds}
-        self.removed = self.old.binds - self.new.binds
-        for statement in (*changes.added, *changes.removed):
-            self.dirty |= statement.reads.binds
-            self.dirty |= statement.reads.mutates & self.value_names
-        for statement in self.new.statements:
-            if statement.is_empty_container or statement.reads.binds & self.new.reset:
-                self.dirty |= statement.reads.binds - self.new.keep
-        self.rebuilt = self.dirty & self.value_names
-        set_before = {pair for s in changes.removed for pair in s.reads.attributes}
-        self.lost = set_before - {pair for s in self.new.statements for pair in s.reads.attributes}
-        if any(s.reads.is_dynamic for s in (*changes.added, *changes.removed)):
-            self.dirty |= self.unseen
 
 
 class Inputs:
     """The analysis over all modules of a reload, as one fixed point; nothing is executed."""
 
-    def __init__(self, modules: Mapping[str, ModuleInputs], recorded: Container[str] = ()) -> None:
+    def __init__(self, modules: dict[str, ModuleInputs], recorded: Container[str] = ()) -> None:
         self.modules = modules
         self.recorded = recorded
 
     def analyse(self) -> None:
-        """Fill `dirty`, `run`, `rebuilt` and `removed` of every module."""
+        """Fill `dirty`, `run`, `rebuilt` and `removed` of every module, and drop those that need not take part."""
         for module in self.modules.values():
             module.prepare()
-        grown = True
-        while grown:
-            grown = False
-            for module in self.modules.values():
-                grown = self._spread(module) or grown
+            self._note_aliases(module)
+        self._spread_all(self.modules.values())
+        while joined := [m for m in self.modules.values() if m.is_doubtful and self._takes_part(m)]:
+            for module in joined:
+                module.is_doubtful = False
+                module.reset()
+            self._spread_all(self.modules.values())
+        self.modules = {name: module for name, module in self.modules.items() if not module.is_doubtful}
         for module in self.modules.values():
             self._choose(module)
             self._drop_stars(module)
             self._clear(module)
 
+    def observe(self, modules: Collection[ModuleInputs]) -> None:
+        """Mark what follows in `modules`, which are not executed, from what is dirty in the others."""
+        for module in modules:
+            module.prepare()
+            self._note_aliases(module)
+        self._spread_all(modules)
+
+    def sources_of(self, module: ModuleInputs, name: str) -> list[str]:
+        """What the statements that bind `name` read that is dirty, as the source spells it."""
+        statements = [s for s in module.new.statements if name in s.reads.binds]
+        reads = {read for s in statements for read in s.reads.now if module_in(read) is None and read != OWN_NAMES}
+        return sorted(read for read in reads if self.is_dirty(module, read))
+
+    def _spread_all(self, modules: Collection[ModuleInputs]) -> None:
+        grown = True
+        while grown:
+            grown = False
+            for module in modules:
+                grown = self._spread(module) or grown
+
+    def _takes_part(self, module: ModuleInputs) -> bool:
+        if module.dirty:
+            return True
+        self._choose(module)
+        return bool(module.run)
+
+    def is_any_dirty(self, module: ModuleInputs, reads: Reads, without: Container[str] = ()) -> bool:
+        """True when anything that is read while the statement runs behaves differently after the reload."""
+        return any(self.is_dirty(module, read) for read in reads.now if read not in without) or any(
+            self._path_is_dirty(module, path, reads) for path in reads.paths_now
+        )
+
+    def _is_any_dirty_later(self, module: ModuleInputs, reads: Reads) -> bool:
+        return any(self.is_dirty(module, read) for read in reads.later) or any(
+            self._path_is_dirty(module, path, reads) for path in reads.paths_later
+        )
+
     def is_dirty(self, module: ModuleInputs, read: str) -> bool:
         """True when what `read` names in `module` behaves differently after the reload."""
-        parts = read.split(".")
-        if parts[0] in module.dirty:
+        first, *rest = read.split(".")
+        if first in module.dirty:
             return True
-        edge = module.edges.get(parts[0])
-        value: Any = module.namespace.get(parts[0])
+        if first == OWN_NAMES:
+            return bool(module.dirty) or any(self._reaches(m, []) for m in _modules_held(module))
+        if module_in(read) is not None:
+            name = _named(module, read)
+            if name is None:
+                return any(other.dirty for other in self.modules.values() if other is not module)
+            return self._reaches(name, rest)
+        edge = module.edges.get(first)
+        value: Any = module.namespace.get(first)
         if edge is not None:
-            return self._reaches(edge.module, edge.name, parts[1:], edge.binds)
+            return self._edge_is_dirty(edge, rest)
         if is_a(value, ModuleType):
-            return self._reaches(value.__name__, None, parts[1:], "")
-        if self._from_star(module, parts[0]):
+            return self._reaches(value.__name__, rest)
+        if self._from_star(module, first):
             return True
         return self._object_is_dirty(value)
 
-    def _reaches(self, module: str, name: str | None, rest: list[str], binds: str) -> bool:
-        if name is None and binds and binds != module and module.startswith(binds + "."):
-            module = binds  # `import a.b` binds a
-        rest = [name, *rest] if name is not None else list(rest)
+    def _path_is_dirty(self, module: ModuleInputs, path: str, reads: Reads) -> bool:
+        """True for a text that names something that changed: a module of which that is read, or the thing itself."""
+        written, _, attribute = path.partition(":")
+        name = written.lstrip(".")
+        level = len(written) - len(name)
+        parts = [part for part in resolve(level, name, module.package).split(".") if part]
+        rest = attribute.split(".") if attribute else []
+        for length in range(len(parts), 0, -1):
+            target = self.modules.get(".".join(parts[:length]))
+            if target is None:
+                continue
+            below = [*parts[length:], *rest]
+            if below:
+                return self._reaches(target.name, below)
+            return bool({target.found_as(n) for n in reads.named} & target.dirty)
+        if level or "." not in name:
+            return False
+        held: list[Any] = [module.namespace.get(read) for read in (*reads.now, *reads.later)]
+        return any(is_a(value, ModuleType) and self._reaches(value.__name__, name.split(".")) for value in held)
+
+    def _edge_is_dirty(self, edge: ImportEdge, rest: list[str]) -> bool:
+        if edge.name is None:
+            return self._reaches(edge.gives, rest)
+        return self._reaches(edge.module, [edge.name, *rest])
+
+    def _note_aliases(self, module: ModuleInputs) -> None:
+        """Take `m = import_module("k")` and its like for imports."""
+        for statement in module.new.statements:
+            names = statement.reads.binds
+            if statement.kind != "value" or len(names) != 1 or statement.value is None:
+                continue
+            read = spell(statement.value)
+            found = self._module_at(module, read) if read is not None else None
+            if found is not None:
+                (name,) = names
+                module.aliases.add(id(statement))
+                module.edges[name] = ImportEdge(found, None, name, True, found)
+
+    def _module_at(self, module: ModuleInputs, read: str) -> str | None:
+        """The loaded module that a read stands for as a whole, or None."""
+        first, *rest = read.split(".")
+        if first == OWN_NAMES:
+            return None
+        if module_in(read) is not None:
+            name = _named(module, read)
+        else:
+            edge = module.edges.get(first)
+            value: Any = module.namespace.get(first)
+            name = edge.gives if edge is not None and edge.name is None else None
+            if name is None and is_a(value, ModuleType):
+                name = value.__name__
+        name = ".".join([name, *rest]) if name is not None else None
+        return name if name is not None and is_a(sys.modules.get(name), ModuleType) else None
+
+    def _reaches(self, module: str, path: Iterable[str]) -> bool:
+        rest = list(path)
         while rest and f"{module}.{rest[0]}" in sys.modules and not self._defines(module, rest[0]):
             module = f"{module}.{rest.pop(0)}"
         target = self.modules.get(module)
@@ -152,9 +178,8 @@ class Inputs:
         return home is not None and root(value.__qualname__) in home.dirty
 
     def _inner_imports_dirty(self, module: ModuleInputs, statement: Statement) -> bool:
-        package = package_of(module.name, module.new.source)
         return any(
-            self._reaches(resolve(level, name, package), attribute, [], "")
+            self._reaches(resolve(level, name, module.package), [attribute] if attribute is not None else [])
             for level, name, attribute in statement.reads.inner_imports
         )
 
@@ -162,10 +187,10 @@ class Inputs:
         if any(self._from_star_module(module, lv, m) for lv, m in statement.reads.stars):
             return True
         edges = (module.edges[n] for n in statement.reads.binds if n in module.edges)
-        return any(self._reaches(edge.module, edge.name, [], edge.binds) for edge in edges if edge.name is not None)
+        return any(self._edge_is_dirty(edge, []) for edge in edges if edge.name is not None)
 
     def _from_star_module(self, module: ModuleInputs, level: int, name: str) -> bool:
-        provider = self.modules.get(resolve(level, name, package_of(module.name, module.new.source)))
+        provider = self.modules.get(resolve(level, name, module.package))
         return provider is not None and bool(provider.dirty)
 
     def _spread(self, module: ModuleInputs) -> bool:
@@ -173,15 +198,17 @@ class Inputs:
         for statement in module.new.statements:
             reads = statement.reads
             targets = reads.binds | (reads.mutates & module.value_names)
+            targets |= module.unseen if reads.is_dynamic else set()
             if reads.stars and self._import_dirty(module, statement):
                 module.dirty |= self._star_names(module, statement)
-            if targets <= module.dirty:
+            if targets <= module.dirty or id(statement) in module.aliases:
                 continue
             if statement.kind == "import":
                 module.dirty |= {n for n in reads.binds if self._import_binding_dirty(module, n)}
             elif (
                 id(statement) in module.added
-                or any(self.is_dirty(module, read) for read in reads.now | reads.later)
+                or self.is_any_dirty(module, reads)
+                or self._is_any_dirty_later(module, reads)
                 or self._inner_imports_dirty(module, statement)
             ):
                 module.dirty |= targets - module.new.keep
@@ -193,12 +220,12 @@ class Inputs:
             return False  # a module object stays the same; what is read from it is followed by attribute
         if f"{edge.module}.{edge.name}" in self.modules and not self._defines(edge.module, edge.name):
             return False
-        return self._reaches(edge.module, edge.name, [], edge.binds)
+        return self._edge_is_dirty(edge, [])
 
     def _star_names(self, module: ModuleInputs, statement: Statement) -> set[str]:
         names: set[str] = set()
         for level, name in statement.reads.stars:
-            provider = self.modules.get(resolve(level, name, package_of(module.name, module.new.source)))
+            provider = self.modules.get(resolve(level, name, module.package))
             if provider is not None:
                 names |= {n for n in provider.dirty if not n.startswith("_") or n in module.namespace}
         return names - module.new.binds
@@ -228,7 +255,7 @@ class Inputs:
                 if statement.kind == "import":
                     due = due or self._import_dirty(module, statement)
                 followed = self._followed(module, statement) if reads.handed_on else set()
-                due = due or any(self.is_dirty(module, read) for read in reads.now - followed)
+                due = due or (id(statement) not in module.aliases and self.is_any_dirty(module, reads, followed))
                 due = due or bool(reads.binds & missing)
                 if due:
                     missing |= {r for r in map(root, reads.now) if r not in module.namespace}
@@ -271,7 +298,7 @@ class Inputs:
             module.cleared |= module.unseen
         for statement in due:
             for level, name in statement.reads.stars:
-                provider = sys.modules.get(resolve(level, name, package_of(module.name, module.new.source)))
+                provider = sys.modules.get(resolve(level, name, module.package))
                 if isinstance(provider, ModuleType):
                     module.cleared |= _brought(module, vars(provider))
         module.cleared -= module.new.keep | module.removed
@@ -284,6 +311,22 @@ class Inputs:
             if star in module.stars or not isinstance(sys.modules.get(star), ModuleType):
                 continue
             module.removed |= _brought(module, vars(sys.modules[star]))
+
+
+def _named(module: ModuleInputs, read: str) -> str | None:
+    """The module that the first part of a read names, None when that may be any."""
+    level, name = module_in(read) or (0, "*")
+    if name == "*":
+        return None
+    first, dot, rest = name.partition(".")
+    own = {"__name__": module.name, "__package__": module.package}.get(first)
+    return own + dot + rest if own is not None else resolve(level, name, module.package)
+
+
+def _modules_held(module: ModuleInputs) -> set[str]:
+    """The modules that stand under names of the module."""
+    held = {value.__name__ for value in module.namespace.values() if is_a(value, ModuleType)}
+    return held | {edge.gives for edge in module.edges.values() if edge.name is None}
 
 
 def _brought(module: ModuleInputs, there: Mapping[str, Any]) -> set[str]:

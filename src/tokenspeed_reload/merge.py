@@ -10,8 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from tokenspeed_reload.codes import CodeMap, is_redirection, redirect
 from tokenspeed_reload.definitions import Definitions
-from tokenspeed_reload.inputs import Inputs, ModuleInputs
-from tokenspeed_reload.names import reads_of, root, shape_of
+from tokenspeed_reload.inputs import Inputs
+from tokenspeed_reload.lookups import root
+from tokenspeed_reload.moduleinputs import ModuleInputs
+from tokenspeed_reload.names import reads_of, shape_of
 from tokenspeed_reload.records import ModuleRecord
 from tokenspeed_reload.report import Effect, NeedsRestart
 from tokenspeed_reload.undo import FunctionState, UndoLog, cell_value
@@ -332,7 +334,7 @@ class Merge:
         return record.members.get(value.__qualname__, frozenset()) if record is not None else frozenset()
 
     def _dirty(self, module: ModuleInputs, node: ast.stmt) -> bool:
-        return any(self.inputs.is_dirty(module, read) for read in reads_of(node).now)
+        return self.inputs.is_any_dirty(module, reads_of(node))
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -1,6 +1,7 @@
 """Which names a piece of syntax reads, and when.
 
-A read is a dotted string: "x" when the object itself is used, "x.y.z" when only that attribute of it is.
+A read is a dotted string: "x" when the object itself is used, "x.y.z" when only that attribute of it is. Its first
+part may also name a module, as `lookups` tells.
 """
 
 from __future__ import annotations
@@ -12,13 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
+from tokenspeed_reload.lookups import (
+    ANY_MODULE,
+    MODULE_PATH,
+    OWN_NAMES,
+    SCOPE_NAMES,
+    is_namespace,
+    is_writer,
+    module_in,
+    rest_of,
+    root,
+    spell,
+)
+from tokenspeed_reload.scopes import FunctionNode, Scope, arguments_of, body_of, local_names
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _BINDERS = frozenset({"globals", "locals", "vars", "exec", "eval", "setattr", "__import__"})
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
 
 
 @dataclass
@@ -35,6 +47,9 @@ class Reads:
         attributes: attributes of module-level names that it sets, as (name, attribute).
         handed_on: names that a bare call only hands on, as `atexit.register(f)` does with f.
         is_dynamic: it may bind names that the syntax does not show, as by `globals()`.
+        paths_now: texts given to calls that may name a module, or something in one: `load("k")`, `resolve("k:C")`.
+        paths_later: such texts in the bodies of functions that it creates.
+        named: the attributes that it reads of anything, and the texts that may name one.
     """
 
     now: set[str] = field(default_factory=set)
@@ -46,8 +61,13 @@ class Reads:
     attributes: set[tuple[str, str]] = field(default_factory=set)
     handed_on: set[str] = field(default_factory=set)
     is_dynamic: bool = False
+    paths_now: set[str] = field(default_factory=set)
+    paths_later: set[str] = field(default_factory=set)
+    named: set[str] = field(default_factory=set)
 
 
+_LONGEST_PATH = 200
+_OWN_NAMESPACES = (f"{OWN_NAMES}.__dict__", f"{SCOPE_NAMES}.__dict__")
 _MAX_DEPTH = 100_000  # the compiler takes nested expressions that are deeper than the usual limit
 
 
@@ -108,23 +128,11 @@ def dotted(node: ast.expr) -> str | None:
     return ".".join([node.id, *reversed(parts)])
 
 
-def root(read: str) -> str:
-    """The first name of a dotted read."""
-    return read.partition(".")[0]
-
-
-class _Scope:
-    """One function or class scope: its own names hide the module's."""
-
-    def __init__(self, is_function: bool) -> None:
-        self.is_function = is_function
-        self.own: set[str] = set()
-
-
 class _Visitor(ast.NodeVisitor):
     def __init__(self) -> None:
         self.reads = Reads()
-        self._scopes: list[_Scope] = []
+        self._scopes: list[Scope] = []
+        self._arguments = 0
 
     # What a name means here
     def _is_hidden(self, name: str) -> bool:
@@ -163,16 +171,63 @@ class _Visitor(ast.NodeVisitor):
             self._mutate(node)
             if isinstance(node.value, ast.Name) and self._at_import() and not self._is_hidden(node.value.id):
                 self.reads.attributes.add((node.value.id, node.attr))
-        name = dotted(node)
-        if name is None:
+        self._add_names(node)
+        if not self._look_up(node):
             self.visit(node.value)
-        else:
-            self._read(name)
+
+    def _add_names(self, node: ast.expr) -> None:
+        while isinstance(node, ast.Attribute):
+            self.reads.named.add(node.attr)
+            node = node.value
+
+    def _look_up(self, node: ast.expr) -> bool:
+        """Read what a name, or a text in the place of one, stands for; False when `node` is neither."""
+        read = spell(node)
+        if read is None:
+            return False
+        for part in rest_of(node):
+            self._argument(part)
+        whole = read.removesuffix(".__dict__") if is_namespace(read) else read
+        if root(whole) == SCOPE_NAMES:
+            if self._scopes:
+                return True
+            whole = OWN_NAMES if whole == SCOPE_NAMES else whole.removeprefix(f"{SCOPE_NAMES}.")
+        if whole == OWN_NAMES and not self._scopes:
+            self.reads.is_dynamic = True
+        self._read(whole)
+        return True
+
+    def _argument(self, node: ast.AST) -> None:
+        """Visit what is given to a call or stands as a key, where a text may name something."""
+        self._arguments += 1
+        self.visit(node)
+        self._arguments -= 1
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if self._arguments and isinstance(node.value, str) and len(node.value) < _LONGEST_PATH:
+            text = node.value.strip()
+            if MODULE_PATH.fullmatch(text):
+                later = any(scope.is_function for scope in self._scopes)
+                (self.reads.paths_later if later else self.reads.paths_now).add(text)
+                self.reads.named.add(text)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        if not isinstance(node.ctx, ast.Load):
-            self._mutate(node)
-        self.generic_visit(node)
+        if isinstance(node.ctx, ast.Load):
+            if not self._look_up(node):
+                self.visit(node.value)
+                self._argument(node.slice)
+            return
+        self._mutate(node)
+        self._written(node.value)
+        self.visit(node.slice)
+
+    def _written(self, holder: ast.expr) -> None:
+        """Visit what is written to; names that are set by their text, as in `globals()["x"] = 1`, are not read."""
+        read = spell(holder)
+        if read is None or (module_in(read) is None and root(read) not in (OWN_NAMES, SCOPE_NAMES)):
+            self.visit(holder)
+        elif not self._scopes:
+            self.reads.is_dynamic = True
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self._mutate(node.target)
@@ -183,7 +238,55 @@ class _Visitor(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Attribute):
             self._mutate(node.func.value)
-        self.generic_visit(node)
+        if self._look_up(node):
+            return
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+        match node.func:
+            case ast.Attribute(value=holder) if is_writer(node.func):
+                self._written(holder)
+            case ast.Name(id="setattr" | "delattr") if arguments:
+                self.visit(node.func)
+                self._written(arguments.pop(0))
+            case ast.Name(id="eval" | "exec") if arguments:
+                self.visit(node.func)
+                self._evaluated(arguments.pop(0))
+                arguments = [a for a in arguments if spell(a) not in _OWN_NAMESPACES]
+            case _:
+                self.visit(node.func)
+        for argument in arguments:
+            self._argument(argument)
+
+    def _evaluated(self, code: ast.expr) -> None:
+        """Read what a text reads that is run; one that is not known may read anything."""
+        text = code.value if isinstance(code, ast.Constant) else None
+        try:
+            tree = ast.parse(text) if isinstance(text, str) else None
+        except (SyntaxError, ValueError):
+            tree = None
+        if tree is None:
+            self.visit(code)
+            self._read(OWN_NAMES)
+            self._read(ANY_MODULE)
+            return
+        inner = self._inner()
+        for statement in tree.body:
+            inner.visit(statement)
+        self._take_over(inner.reads, inner.reads.binds)
+
+    def _inner(self) -> _Visitor:
+        inner = _Visitor()
+        inner._scopes = list(self._scopes)
+        inner._arguments = self._arguments
+        return inner
+
+    def _take_over(self, hidden: Reads, own: set[str]) -> None:
+        """Add what an inner scope reads of others than its `own` names."""
+        self.reads.now |= {read for read in hidden.now if root(read) not in own}
+        self.reads.later |= {read for read in hidden.later if root(read) not in own}
+        self.reads.mutates |= hidden.mutates - own
+        self.reads.paths_now |= hidden.paths_now
+        self.reads.paths_later |= hidden.paths_later
+        self.reads.named |= hidden.named
 
     def visit_Expr(self, node: ast.Expr) -> None:
         # A bare call is made for its effect, which may be on what it is given.
@@ -206,16 +309,11 @@ class _Visitor(ast.NodeVisitor):
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
         own = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
-        hidden = Reads()
-        inner = _Visitor()
-        inner.reads = hidden
-        inner._scopes = list(self._scopes)
+        inner = self._inner()
         for child in ast.iter_child_nodes(node):
             inner.visit(child)
-        self.reads.now |= {read for read in hidden.now if root(read) not in own}
-        self.reads.later |= {read for read in hidden.later if root(read) not in own}
-        self.reads.mutates |= hidden.mutates - own
-        self.reads.binds |= hidden.binds - own
+        self._take_over(inner.reads, own)
+        self.reads.binds |= inner.reads.binds - own
 
     # Definitions
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -236,13 +334,13 @@ class _Visitor(ast.NodeVisitor):
                 self.visit(node.returns)
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
             self.visit(default)
-        for argument in _arguments(node.args):
+        for argument in arguments_of(node.args):
             if argument.annotation is not None:
                 self.visit(argument.annotation)
-        scope = _Scope(is_function=True)
+        scope = Scope(is_function=True)
         scope.own = local_names(node)
         self._scopes.append(scope)
-        for child in _body(node):
+        for child in body_of(node):
             self.visit(child)
         self._scopes.pop()
 
@@ -258,7 +356,7 @@ class _Visitor(ast.NodeVisitor):
             self._decorator(decorator)
         for child in (*node.bases, *node.keywords):
             self.visit(child)
-        self._scopes.append(_Scope(is_function=False))
+        self._scopes.append(Scope(is_function=False))
         for statement in node.body:
             self.visit(statement)
         self._scopes.pop()
@@ -297,48 +395,3 @@ class _Visitor(ast.NodeVisitor):
         if node.rest:
             self._bind(node.rest)
         self.generic_visit(node)
-
-
-def local_names(node: FunctionNode) -> set[str]:
-    """The names that a function binds for itself: its arguments and what its body stores."""
-    body = _body(node)
-    return ({argument.arg for argument in _arguments(node.args)} | _stored(body)) - _declared_global(body)
-
-
-def _body(node: FunctionNode) -> list[ast.stmt] | list[ast.expr]:
-    return [node.body] if isinstance(node, ast.Lambda) else node.body
-
-
-def _arguments(args: ast.arguments) -> list[ast.arg]:
-    extra = [arg for arg in (args.vararg, args.kwarg) if arg is not None]
-    return [*args.posonlyargs, *args.args, *args.kwonlyargs, *extra]
-
-
-def _own_nodes(body: list[ast.stmt] | list[ast.expr]) -> list[ast.AST]:
-    """All nodes of a function body that belong to its own scope."""
-    found: list[ast.AST] = []
-    todo: list[ast.AST] = list(body)
-    while todo:
-        node = todo.pop()
-        found.append(node)
-        if not isinstance(node, _SCOPES):
-            todo.extend(ast.iter_child_nodes(node))
-    return found
-
-
-def _stored(body: list[ast.stmt] | list[ast.expr]) -> set[str]:
-    names: set[str] = set()
-    for node in _own_nodes(body):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            names.add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or root(alias.name) for alias in node.names}
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            names.add(node.name)
-    return names
-
-
-def _declared_global(body: list[ast.stmt] | list[ast.expr]) -> set[str]:
-    return {name for node in _own_nodes(body) if isinstance(node, ast.Global) for name in node.names}

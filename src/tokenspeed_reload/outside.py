@@ -11,7 +11,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from tokenspeed_reload.dependencies import home_of
-from tokenspeed_reload.inputs import ModuleInputs
+from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.names import dotted
 from tokenspeed_reload.report import Effect
 from tokenspeed_reload.values import is_a

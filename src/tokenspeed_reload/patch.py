@@ -17,17 +17,19 @@ from tokenspeed_reload.codes import CodeMap
 from tokenspeed_reload.effects import Footprint
 from tokenspeed_reload.errors import ReloadError, StillRunning, describe
 from tokenspeed_reload.execute import execute
-from tokenspeed_reload.inputs import Inputs, ModuleInputs
+from tokenspeed_reload.inputs import Inputs
 from tokenspeed_reload.loader import SourceFinder, within
 from tokenspeed_reload.merge import Merge
+from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.newmodules import NewModules
 from tokenspeed_reload.outside import Outside
 from tokenspeed_reload.records import Sources, pin
 from tokenspeed_reload.report import Report
 from tokenspeed_reload.runonce import RunOnce, has_cached_values
-from tokenspeed_reload.stale import find_copies, find_stale
+from tokenspeed_reload.stale import find_stale
 from tokenspeed_reload.substitute import Substitution, held_elsewhere
 from tokenspeed_reload.undo import (
+    MISSING,
     ClassState,
     DictContents,
     FunctionState,
@@ -293,10 +295,19 @@ class Patch:
                     self._report.stale.extend(find_stale(merge.replaced, self._log.held_containers()))
                 self._detach()
         self._report.running.extend(running.own_frames(merge.is_replaced))
-        self._report.stale.extend(find_copies(merge, self._reloader.records.modules))
+        self._report.stale.extend(self._reloader.bystanders.stale(self._inputs, self._changed_values()))
         self._report.needs_restart.extend(merge.needs_restart)
         self._report.effects.extend(merge.effects)
         self._report.notes.extend(merge.notes)
+
+    def _changed_values(self) -> dict[tuple[str, str], Any]:
+        """The names of values that stand for another one now, each with its constant of before."""
+        rebound = self._merge.rebound
+        changed: dict[tuple[str, str], Any] = dict.fromkeys(self._merge.new_values, MISSING)
+        for name, module in self._inputs.modules.items():
+            names = module.value_names | module.removed
+            changed |= {(name, n): MISSING for n in names if (id(module.namespace), n) in rebound}
+        return changed | {key: constant.value for key, constant in self._merge.constants.items()}
 
     def _detach(self) -> None:
         """Take classes that are gone, and that only the undo log holds, out of the subclasses of their bases."""

@@ -12,8 +12,8 @@ from tokenspeed_reload.adapters.classes import LAYOUT, METACLASS, NEW_CLASS, SLO
 from tokenspeed_reload.codes import CodeMap, fit
 from tokenspeed_reload.definitions import Definitions
 from tokenspeed_reload.heap import Survey, thawed
-from tokenspeed_reload.inputs import ModuleInputs
 from tokenspeed_reload.merge import NEW_CELLS, Merge, Replaced, find_definition
+from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.names import shape_of
 from tokenspeed_reload.report import NeedsRestart, Plan
 from tokenspeed_reload.running import kinds, other_threads, own_frames, suspended

@@ -11,13 +11,15 @@ from types import CodeType, ModuleType
 from typing import TypeVar
 
 from tokenspeed_reload.adapters import default_adapters
+from tokenspeed_reload.bystanders import Bystanders
 from tokenspeed_reload.definitions import Definitions, parse
-from tokenspeed_reload.dependencies import import_edges, ordered, providers_of, used_by_objects, users
+from tokenspeed_reload.dependencies import Uses, import_edges, ordered, providers_of, used_by_objects
 from tokenspeed_reload.disk import Disk
 from tokenspeed_reload.errors import ReloadError, ReloadInProgress, UnknownModules, describe
-from tokenspeed_reload.inputs import Inputs, ModuleInputs
+from tokenspeed_reload.inputs import Inputs
 from tokenspeed_reload.loader import SourceFinder, compile_source, within
 from tokenspeed_reload.merge import Adapter, Merge
+from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.patch import Patch
 from tokenspeed_reload.plan import Planner
 from tokenspeed_reload.records import Change, Records, Sources, SourceText
@@ -71,7 +73,8 @@ class Reloader:
         self.records = Records()
         self._finder = SourceFinder([*self.packages, *self.watch], overlay, self.records)
         self._disk = Disk(self.packages, overlay, self.records, self._finder)
-        self._imports: dict[str, tuple[str, set[str]]] = {}
+        self._uses = Uses()
+        self.bystanders = Bystanders(self.records.modules, self._uses, self._definitions)
         self._parsed: dict[str, Definitions] = {}
         self._padding: dict[CodeType, CodeType] = {}
         self._open: Transaction | None = None
@@ -285,19 +288,24 @@ class Reloader:
             for name, record in self.records.modules.items()
             if self.records.live(name) is not None and (within(name, self.packages) or name in why)
         }
-        for name, provider in users(why, candidates, self._imports).items():
-            why[name] = f"uses {provider}"
+        users, doubtful = self._uses.users(why, candidates)
+        why |= {name: f"uses {provider}" for name, provider in (users | doubtful).items()}
         modules: dict[str, ModuleInputs] = {}
         providers: dict[str, set[str]] = {}
         for name in why:
             old = self._definitions(name)
             new = parsed.get(name, old)
             namespace = vars(sys.modules[name])
-            modules[name] = ModuleInputs(name, old, new, namespace, self._unseen(name, old))
+            unseen = self._unseen(name, old)
+            modules[name] = ModuleInputs(name, old, new, namespace, unseen, is_doubtful=name in doubtful)
             edges = import_edges(name, new.source, [s.node for s in new.statements])
             providers[name] = providers_of(edges, sys.modules, at_import=True)
             if not providers[name] & why.keys():
                 providers[name] |= used_by_objects(name, namespace)
+        for name in why:
+            record = replace(self.records.modules[name], source=modules[name].new.source)
+            further = self._uses.may_use(name, record, why)
+            providers[name] |= {other for other in further & why.keys() if name not in providers[other]}
         order = ordered(why, providers)
         inputs = Inputs({name: modules[name] for name in order}, self.records.modules)
         inputs.analyse()

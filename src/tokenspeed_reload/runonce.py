@@ -17,8 +17,9 @@ from types import CodeType, FunctionType
 from tokenspeed_reload.codes import nested
 from tokenspeed_reload.definitions import Definitions, Use
 from tokenspeed_reload.loader import within
-from tokenspeed_reload.names import FunctionNode, deep, local_names
+from tokenspeed_reload.names import deep
 from tokenspeed_reload.records import SourceText
+from tokenspeed_reload.scopes import FunctionNode, local_names
 from tokenspeed_reload.values import is_a
 
 _BUILDERS = ("__init__", "__post_init__", "__new__")

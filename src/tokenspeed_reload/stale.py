@@ -1,21 +1,18 @@
-"""Who still holds an object, or a copied value, that could not follow a reload."""
+"""Who still holds an object that could not follow a reload."""
 
 from __future__ import annotations
 
-import ast
 import gc
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from tokenspeed_reload.adapters.caches import CACHED_FUNCTION
-from tokenspeed_reload.dependencies import import_edges
-from tokenspeed_reload.merge import Merge, Replaced
-from tokenspeed_reload.records import ModuleRecord
+from tokenspeed_reload.merge import Replaced
 from tokenspeed_reload.report import Stale
-from tokenspeed_reload.values import is_a, same_value
+from tokenspeed_reload.values import is_a
 
 _LEVELS = 3
 _HOLDERS = 8
@@ -33,24 +30,6 @@ def find_stale(replaced: list[Replaced], hidden: Iterable[Any]) -> list[Stale]:
         if entry.is_held:
             found.append(Stale(entry.definition, entry.why, held_by))
     return found
-
-
-def find_copies(merge: Merge, records: Mapping[str, ModuleRecord]) -> list[Stale]:
-    """Name the modules outside of the reload that copied a constant with a from-import."""
-    copies: dict[tuple[str, str], list[str]] = {}
-    for name, record in records.items():
-        module = sys.modules.get(name)
-        if module is None or name in merge.inputs.modules:
-            continue
-        text = record.source.text
-        if not any(provider.rpartition(".")[2] in text for provider, _ in merge.constants):
-            continue
-        for edge in import_edges(name, record.source, ast.parse(record.source.data).body):
-            old = merge.constants.get((edge.module, edge.name or ""))
-            if old is not None and same_value(vars(module).get(edge.binds), old.value):
-                copies.setdefault((edge.module, edge.name or ""), []).append(f"{name}.{edge.binds}")
-    why = "the value was copied by an import and the module that holds it was not executed again"
-    return [Stale(f"{module}.{name}", why, held_by) for (module, name), held_by in copies.items()]
 
 
 @dataclass(slots=True)

@@ -105,6 +105,31 @@ def test_users_outside_of_the_packages_are_not_executed_and_their_copies_are_rep
     assert stale["m.T"] == ["outside.T"]
 
 
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("import m\nY = m.X", ["outside.Y"]),
+        ("from m import X as Z\nY = 1", ["m.X"]),
+        ("from m import *\nY = [X]", ["m.X", "outside.Y"]),
+        ("Y = __import__('m').X\nZ = Y + 1", ["outside.Y", "outside.Z"]),
+        ("import sys, m\nY = vars(sys.modules['m'])['X']", ["outside.Y"]),
+        ("import m\ndef f(): return m.X\nY = f()", ["outside.Y"]),
+        ("import m\nY = len(m.LIST)", ["outside.Y"]),
+        ("import m\nclass A:\n    def f(self): return m.X", []),
+        ("from m import LIST, f\nY = LIST", []),
+        ("import m\nY = m.SAME\nT = {'f': m.f}", []),
+        ("import logging\nlog = logging.getLogger('m')", []),
+    ],
+)
+def test_values_of_modules_that_are_not_executed_are_named(project, code, named):
+    project.write(m="X = 1\nSAME = [1]\nLIST = [1]\ndef f(): return 1", outside=code)
+    project.watch("m", watch=["outside"])
+    project.load("m")
+    project.load("outside")
+    project.write(m="X = 2\nSAME = [1]\nLIST = [1, 2]\ndef f(): return 2")
+    assert sorted(s.definition for s in project.reload().stale) == named
+
+
 def test_edits_outside_of_the_packages_need_a_restart_unless_named(project):
     project.write_module("m", "X = 1")
     project.write_module("outside", "X = 1")

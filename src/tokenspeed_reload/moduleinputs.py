@@ -1,0 +1,99 @@
+"""One module of a reload, before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenspeed_reload.definitions import Definitions, Statement, difference
+from tokenspeed_reload.dependencies import ImportEdge, import_edges, package_of, resolve
+
+
+@dataclass
+class ModuleInputs:
+    """What is known of one module, and what of it has to run.
+
+    Attributes:
+        name: the module's name.
+        old: what it last ran.
+        new: what it shall run.
+        namespace: the live module's namespace.
+        dirty: names whose object behaves differently after the reload.
+        run: the new statements to execute, by identity of the statement.
+        rebuilt: value names that are built anew.
+        removed: names that the new version no longer binds.
+        dropped: statements of the old version that the new one no longer has in this form.
+        unseen: names that statements of the old version bound without showing it in the syntax.
+        lost: attributes of module-level names that no statement sets any more, as (name, attribute).
+        remade: definitions that run again with all that is done to them.
+        cleared: names that are taken away before the statements run, which bind those of them that stay.
+        aliases: statements that only give a name to a module, by identity of the statement.
+        is_doubtful: it takes part only if it turns out to read something that changed, by a name in a text.
+    """
+
+    name: str
+    old: Definitions
+    new: Definitions
+    namespace: Mapping[str, Any]
+    unseen: set[str] = field(default_factory=set)
+    dirty: set[str] = field(default_factory=set)
+    run: set[int] = field(default_factory=set)
+    rebuilt: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
+    dropped: list[Statement] = field(default_factory=list)
+    edges: dict[str, ImportEdge] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)
+    added: set[int] = field(default_factory=set)
+    value_names: set[str] = field(default_factory=set)
+    cleared: set[str] = field(default_factory=set)
+    lost: set[tuple[str, str]] = field(default_factory=set)
+    remade: set[str] = field(default_factory=set)
+    aliases: set[int] = field(default_factory=set)
+    is_doubtful: bool = False
+
+    @property
+    def package(self) -> str:
+        """The package against which its imports are relative."""
+        return package_of(self.name, self.new.source)
+
+    def statements(self) -> list[Statement]:
+        """The statements to execute, in source order."""
+        return [s for s in self.new.statements if id(s) in self.run]
+
+    def found_as(self, name: str) -> str:
+        """The name that decides what `module.name` gives: `__getattr__` where the module does not bind it."""
+        return name if name in self.new.binds or name in self.namespace else "__getattr__"
+
+    def prepare(self) -> None:
+        """Compare the two versions and mark what changed by itself."""
+        changes = difference(self.old, self.new)
+        self.added = {id(s) for s in changes.added}
+        self.dropped = changes.removed
+        nodes = [s.node for s in self.new.statements]
+        for edge in import_edges(self.name, self.new.source, nodes):
+            if edge.at_import and edge.name != "*":
+                self.edges[edge.binds] = edge
+        self.stars = [resolve(lv, m, self.package) for s in self.new.statements for lv, m in s.reads.stars]
+        self.value_names = {
+            name for s in self.new.statements if s.kind in ("value", "other") for name in s.reads.binds
+        } - {n for s in self.new.statements if s.kind in ("function", "class") for n in s.reads.binds}
+        self.removed = self.old.binds - self.new.binds
+        for statement in (*changes.added, *changes.removed):
+            self.dirty |= statement.reads.binds
+            self.dirty |= statement.reads.mutates & self.value_names
+        if not self.is_doubtful:
+            self.reset()
+        self.rebuilt = self.dirty & self.value_names
+        set_before = {pair for s in changes.removed for pair in s.reads.attributes}
+        self.lost = set_before - {pair for s in self.new.statements for pair in s.reads.attributes}
+        if any(s.reads.is_dynamic for s in (*changes.added, *changes.removed)):
+            self.dirty |= self.unseen
+
+    def reset(self) -> None:
+        """Mark what is built anew whenever the module takes part."""
+        for statement in self.new.statements:
+            if statement.is_empty_container or statement.reads.binds & self.new.reset:
+                names = statement.reads.binds - self.new.keep
+                self.dirty |= names
+                self.rebuilt |= names & self.value_names
