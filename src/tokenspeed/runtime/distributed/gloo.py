@@ -59,8 +59,10 @@ class GlooCommunicator(Communicator):
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         options = AllreduceOptions()
         options.timeout = COLLECTIVE_TIMEOUT
-        self._wait("all_reduce", self._opened().allreduce([tensor], options))
-        return tensor
+        # gloo takes the memory behind a tensor for its elements, whatever the strides.
+        whole = tensor.contiguous()
+        self._wait("all_reduce", self._opened().allreduce([whole], options))
+        return tensor if whole is tensor else tensor.copy_(whole)
 
     def all_gather_last(self, tensor: torch.Tensor) -> torch.Tensor:
         rows = tensor.shape[0]
