@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,17 @@ class WeightSlot:
     """Where the part begins in the parameter along `dim`."""
 
 
+class StoredWeight(Protocol):
+    """A checkpoint tensor of which one part can be had without the rest; a tensor is one itself."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Of the whole tensor."""
+
+    def narrow(self, dim: int, start: int, length: int) -> Tensor:
+        """Indices `start` to `start + length` along `dim`."""
+
+
 class Layer(nn.Module):
     """A module that holds weights or kernels. Building it only stores; the weights start on meta."""
 
@@ -43,11 +55,11 @@ class Layer(nn.Module):
         for name, parameter in self.named_parameters(recurse=False):
             yield WeightSlot("", name, tuple(parameter.shape))
 
-    def load(self, slot: WeightSlot, tensor: Tensor) -> None:
+    def load(self, slot: WeightSlot, weight: StoredWeight) -> None:
         """Copy this rank's part of a checkpoint tensor of `slot.shape` to its place, converting the type."""
-        length = tensor.shape[slot.dim] if slot.length is None else slot.length
+        length = weight.shape[slot.dim] if slot.length is None else slot.length
         place = self.get_parameter(slot.parameter).narrow(slot.dim, slot.offset, length)
-        place.copy_(tensor.narrow(slot.dim, slot.start, length))
+        place.copy_(weight.narrow(slot.dim, slot.start, length))
 
     def process(self) -> None:
         """Bring loaded weights into the form that the kernels want: once after loading, not at a reload."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from tokenspeed.runtime.layers.base import StoredWeight
 from tokenspeed.runtime.loader.dummy import dummy_weights
 from tokenspeed.runtime.loader.gguf_file import open_gguf
 from tokenspeed.runtime.loader.gguf_weights import gguf_weights
@@ -24,7 +25,7 @@ def load_weights(
     """Fill the parameters of `model`, one weight at a time.
 
     Args:
-        model: has memory for its parameters; takes full weights, converts them and keeps its own part.
+        model: has memory for its parameters; takes its own part of each weight, and converts it.
         source: where the weights are, and in what format.
         seed: of dummy weights.
         device: where dequantised and dummy weights are made.
@@ -37,11 +38,20 @@ def load_weights(
         shapes = {name: slot.shape for name, (_, slot) in model.weight_slots().items()}
         model.load_weights(dummy_weights(shapes, seed, device, dtype))
     else:
-        model.load_weights(checkpoint_weights(source, device))
+        model.load_weights(stored_weights(source, device))
 
 
 def checkpoint_weights(source: ModelSource, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights of `source` as (Hugging Face name, full tensor), each made when it is asked for.
+
+    Raises:
+        ModelError: if `source` is damaged.
+    """
+    return ((name, weight.narrow(0, 0, weight.shape[0])) for name, weight in stored_weights(source, device))
+
+
+def stored_weights(source: ModelSource, device: torch.device) -> Iterator[tuple[str, StoredWeight]]:
+    """The weights of `source` as (Hugging Face name, weight), of which only what is taken is read and dequantised.
 
     Raises:
         ModelError: if `source` is damaged.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenspeed.errors import ModelError
-from tokenspeed.runtime.layers.base import Layer, WeightSlot
+from tokenspeed.runtime.layers.base import Layer, StoredWeight, WeightSlot
 from tokenspeed.runtime.layers.context import ForwardContext
 from tokenspeed.runtime.models.config import ModelConfig
 
@@ -63,7 +63,7 @@ class CausalLM(nn.Module, ABC):
             for slot in layer.slots()
         }
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, StoredWeight]]) -> None:
         """Copy this rank's part of every checkpoint tensor, named as in the Hugging Face checkpoint.
 
         Raises:
@@ -72,15 +72,15 @@ class CausalLM(nn.Module, ABC):
         slots = self.weight_slots()
         missing = dict.fromkeys(slots)
         unknown = []
-        for name, tensor in weights:
+        for name, weight in weights:
             if name in slots:
                 layer, slot = slots[name]
-                if tuple(tensor.shape) != slot.shape:
+                if tuple(weight.shape) != slot.shape:
                     raise ModelError(
-                        f"the weight {name} has shape {list(tensor.shape)} where config.json asks for "
+                        f"the weight {name} has shape {list(weight.shape)} where config.json asks for "
                         f"{list(slot.shape)}; use the config.json that belongs to these weights"
                     )
-                layer.load(slot, tensor)
+                layer.load(slot, weight)
                 missing.pop(name, None)
             elif not self.ignores(name):
                 unknown.append(name)

@@ -14,7 +14,7 @@ from tokenspeed.errors import ModelError
 from tokenspeed.runtime.config import ModelOptions
 from tokenspeed.runtime.loader.gguf_file import open_gguf
 from tokenspeed.runtime.loader.source import ModelSource, resolve
-from tokenspeed.runtime.loader.weights import checkpoint_weights
+from tokenspeed.runtime.loader.weights import checkpoint_weights, stored_weights
 
 WriteGGUF = Callable[..., Path]
 Kind = gguf.GGMLQuantizationType
@@ -38,6 +38,19 @@ def test_every_weight_comes_back_under_its_name_and_in_its_order(
             # Blocks lie within rows, so that quantising before or after the rows are reordered is the same.
             tensor = torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.numpy(), kind), kind))
         torch.testing.assert_close(got[name].float(), tensor, rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16, Kind.Q4_1, Kind.Q5_1])
+def test_a_part_is_that_of_the_whole(write_gguf: WriteGGUF, llama_tensors: Callable[..., Any], kind: Kind) -> None:
+    """Parts that begin and end within a head and within a block of 32 as well."""
+    source = resolve(ModelOptions(model=str(write_gguf(llama_tensors(kind=kind)))), print)
+    whole = dict(checkpoint_weights(source, CPU))
+    for name, weight in stored_weights(source, CPU):
+        assert tuple(weight.shape) == tuple(whole[name].shape)
+        for dim, size in enumerate(weight.shape):
+            for start, length in ((0, size), (0, size // 2), (size // 2, size // 2), (size // 4, 3), (size - 1, 1)):
+                got = weight.narrow(dim, start, length)
+                assert torch.equal(got, whole[name].narrow(dim, start, length)), (name, dim, start, length)
 
 
 def test_plain_types_are_not_converted(write_gguf: WriteGGUF, llama_tensors: Callable[..., Any]) -> None:
