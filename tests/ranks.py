@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -23,7 +22,17 @@ from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.agreement import StepDigest
 from tokenspeed.runtime.engine.directives import Directive, StreamMessage
 from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
-from tokenspeed.runtime.protocol import Message, Outputs, RequestOutput, SamplingParams, Stop, Submit, ToEngine
+from tokenspeed.runtime.protocol import (
+    Message,
+    Outputs,
+    Ready,
+    RequestOutput,
+    SamplingParams,
+    Starting,
+    Stop,
+    Submit,
+    ToEngine,
+)
 
 
 @dataclass
@@ -32,8 +41,8 @@ class Job:
 
     config: Config
     run_dir: Path
-    messages: list[bytes]
-    """Of `ToEngine`; the loop ends where it would wait for more."""
+    rounds: list[list[bytes]]
+    """What arrives in each round of the loop, encoded; after the last one it ends where it would wait for more."""
     change: str = ""
     """Code that rank 1 executes before it starts up: how a test makes the ranks differ."""
 
@@ -75,12 +84,14 @@ class RankProcesses:
             process.join(60)
             process.kill()
 
-    def run(self, ranks: int, config: Config, messages: Sequence[ToEngine] = (), change: str = "") -> list[Told]:
+    def run(
+        self, ranks: int, config: Config, rounds: Sequence[Sequence[ToEngine]] = (), change: str = ""
+    ) -> list[Told]:
         """What each of `ranks` ranks has to say."""
         spread = replace(config, parallel=ParallelOptions(tensor_parallel_size=ranks))
         # A Unix socket's path may have about 100 characters; pytest's own folders are longer.
         with tempfile.TemporaryDirectory(prefix="ts-") as run_dir:
-            encoded = [msgspec.msgpack.encode(message) for message in messages]
+            encoded = [[msgspec.msgpack.encode(message) for message in messages] for messages in rounds]
             for end in self._ends[:ranks]:
                 end.send(Job(spread, Path(run_dir), encoded, change))
             return [end.recv() for end in self._ends[:ranks]]
@@ -90,9 +101,7 @@ class RankProcesses:
     ) -> list[list[RequestOutput]]:
         """The outputs of each request, all submitted at once."""
         submits = [Submit(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
-        told = self.run(ranks, config, submits)
-        assert not any(rank.error for rank in told), "\n".join(rank.error for rank in told)
-        assert len({rank.num_blocks for rank in told}) == 1
+        told = check(self.run(ranks, config, [submits]))
         outputs: dict[str, list[RequestOutput]] = {submit.request_id: [] for submit in submits}
         for message in told[0].sent:
             if isinstance(message, Outputs):
@@ -101,26 +110,32 @@ class RankProcesses:
         return list(outputs.values())
 
 
+def check(told: list[Told]) -> list[Told]:
+    """No rank failed, and all have as many KV blocks."""
+    assert not any(rank.error for rank in told), "\n".join(rank.error for rank in told)
+    assert len({rank.num_blocks for rank in told}) == 1
+    return told
+
+
 def tokens(outputs: Sequence[Sequence[RequestOutput]]) -> list[list[int]]:
     """The ids of each answer."""
     return [[token for output in answer for token in output.token_ids] for answer in outputs]
 
 
 class FedStream(FrontStream):
-    """Rank 0's stream: what the job brings, all at once."""
+    """Rank 0's stream: what the job brings."""
 
-    def __init__(self, channel: Channel, digest: StepDigest, messages: list[StreamMessage]) -> None:
+    def __init__(self, channel: Channel, digest: StepDigest, rounds: list[list[StreamMessage]]) -> None:
         super().__init__(channel, digest)
-        self.messages = messages
+        self.rounds = rounds
 
     def receive(self, directives: Sequence[Directive], wait_s: float | None) -> list[StreamMessage]:
-        if not self.messages and not directives and wait_s != 0:
-            self.messages = [Stop()]
+        if not self.rounds and not directives and wait_s != 0:
+            self.rounds = [[Stop()]]
         return super().receive(directives, wait_s)
 
     def _arrived(self, wait_s: float | None) -> list[StreamMessage]:
-        arrived, self.messages = self.messages, []
-        return arrived
+        return self.rounds.pop(0) if self.rounds else []
 
 
 def serve(rank: int, end: Connection) -> None:
@@ -141,18 +156,19 @@ def serve(rank: int, end: Connection) -> None:
 
 
 def work(rank: int, job: Job, told: Told) -> None:
-    from tests.engine import MemoryOutbox
+    from tokenspeed.offline.engine import LocalOutbox
     from tokenspeed.runtime.engine.process import build
 
     if rank == 1 and job.change:
         exec(job.change, {})
     channel = Channel(rank, job.config.parallel.tensor_parallel_size, job.run_dir)
-    outbox: Any = MemoryOutbox()
+    outbox = LocalOutbox(rank, job.run_dir)
     digest = StepDigest()
     stream: Stream = PeerStream(channel, digest)
     if rank == 0:
         decoder = msgspec.msgpack.Decoder(ToEngine)
-        stream = FedStream(channel, digest, [decoder.decode(message) for message in job.messages])
+        rounds = [[decoder.decode(message) for message in messages] for messages in job.rounds]
+        stream = FedStream(channel, digest, rounds)
     before = own_memory()
     channel.open()
     try:
@@ -161,7 +177,7 @@ def work(rank: int, job: Job, told: Told) -> None:
         told.weight_bytes = loop.executor.model.weight_bytes(loop.executor.hidden.dtype)
         told.memory = own_memory() - before
         loop.run()
-        told.sent = [message for message in outbox.sent if isinstance(message, Outputs)] if rank == 0 else []
+        told.sent = [message for message in outbox.take() if not isinstance(message, Starting | Ready)]
     finally:
         channel.close()
 

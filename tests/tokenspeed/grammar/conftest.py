@@ -1,4 +1,4 @@
-"""A vocabulary of one token a byte, and two that stand for no text."""
+"""Grammars over a vocabulary of one token a byte."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
+from tests.byte_tokenizer import EOS, VOCAB_SIZE, write_tokenizer
 from tokenspeed.grammar.state import GrammarState
 from tokenspeed.runtime.protocol import Grammar, GrammarKind
-
-EOS = 257
-VOCAB_SIZE = 300  # more than the tokenizer has, as in many models
 
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("bytes")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<start>", "<end>")])
-    tokenizer.save(str(directory / "tokenizer.json"))
+    write_tokenizer(directory)
     return directory
 
 

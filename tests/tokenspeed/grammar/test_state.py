@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tokenspeed.grammar.conftest import EOS, VOCAB_SIZE
+from tests.byte_tokenizer import EOS, VOCAB_SIZE
 from tokenspeed.grammar.errors import GrammarError
 
 Begin = Callable[[Any, str], Any]

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace as replace_struct
 
+from tests.byte_tokenizer import EOS, VOCAB_SIZE, write_tokenizer
 from tests.hf_models import write_model
-from tests.ranks import RankProcesses, tokens
+from tests.ranks import RankProcesses, check, tokens
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, ModelOptions, SchedulerOptions
-from tokenspeed.runtime.protocol import RequestOutput, SamplingParams
+from tokenspeed.runtime.protocol import (
+    Abort,
+    CacheEvents,
+    Continue,
+    DefineGrammar,
+    FlushCache,
+    Grammar,
+    LoadGrammars,
+    Message,
+    Outputs,
+    Pause,
+    Ping,
+    RequestOutput,
+    SamplingParams,
+    Submit,
+    ToEngine,
+    TokenLogprobs,
+    WatchCache,
+)
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True, logprobs=3, prompt_logprobs=2)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9], [7], [11, 12, 13], [5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8]]
@@ -70,3 +91,106 @@ def transformers_answer(model: Any, prompt: list[int], count: int) -> list[int]:
         for _ in range(count):
             ids = torch.cat((ids, model(ids).logits[:, -1:].argmax(-1)), dim=1)
     return ids[0, len(prompt) :].tolist()
+
+
+def test_all_that_a_request_may_wish_for_is_as_on_one_rank(rank_processes: RankProcesses, tmp_path: Path) -> None:
+    """Everything that rank 0 says, in its order, but for the rounding of log-probabilities."""
+    write_model(tmp_path, vocab_size=VOCAB_SIZE, eos_token_id=EOS)
+    write_tokenizer(tmp_path)
+    tight = replace(
+        config(tmp_path, GRAPHS, max_model_len=120),
+        scheduler=SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=32),
+        cache=CacheOptions(max_total_tokens=120, block_size=4),
+    )
+    rounds = [
+        [WatchCache(watch=1), *submits(tmp_path)],
+        *[[]] * 5,
+        [Abort(request_id="aborted"), Abort(request_id="unknown"), Ping()],
+        [Pause(call=1, mode="wait"), Submit(request_id="held", prompt=PROMPTS[0], sampling=SAMPLED)],
+        *[[]] * 60,
+        [Continue(call=2), Submit(request_id="cached", prompt=LONG, sampling=SHORT)],
+        *[[]] * 30,
+        [FlushCache(call=3), Submit(request_id="flushed", prompt=LONG, sampling=SHORT)],
+    ]
+    alone, spread = (rounded(check(rank_processes.run(ranks, tight, rounds))[0].sent) for ranks in (1, 2))
+    assert spread == alone
+    ends = {
+        output.request_id: output for message in alone if isinstance(message, Outputs) for output in message.outputs
+    }
+    assert {name: output.finish_reason for name, output in ends.items()} == {
+        **dict.fromkeys(("greedy", "sampled", "penalised", "biased", "first", "second", "held"), "length"),
+        **dict.fromkeys(("cached", "flushed"), "length"),
+        "aborted": "abort",
+        "structured": "stop",
+    }
+    last = [message.loads for message in alone if isinstance(message, Outputs)][-1]
+    assert last.preemptions > 0
+    assert any(isinstance(message, CacheEvents) for message in alone)
+
+
+LONG = [(7 * i) % 250 for i in range(30)]
+SHORT = SamplingParams(max_new_tokens=3, temperature=0.0, ignore_eos=True)
+SAMPLED = SamplingParams(
+    max_new_tokens=20, temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, seed=7, ignore_eos=True, logprobs=1
+)
+
+
+def submits(tokenizer_dir: Path) -> list[ToEngine]:
+    """One request for each wish, and what has to come before."""
+    from tokenspeed.grammar.compiler import Compiler
+    from tokenspeed.grammar.vocabulary import read_vocabulary
+
+    grammar = Grammar(kind="regex", text="[ab]{3,8}c")
+    compiled = Compiler(read_vocabulary(tokenizer_dir, VOCAB_SIZE, [EOS])).compile(grammar)
+    wishes = {
+        "greedy": GREEDY,
+        "sampled": SAMPLED,
+        "penalised": replace_struct(SAMPLED, presence_penalty=0.5, frequency_penalty=0.7, repetition_penalty=1.2),
+        "biased": replace_struct(GREEDY, logit_bias=((5, 4.0), (6, -100.0)), stop_token_ids=(8,), min_new_tokens=9),
+        "aborted": replace_struct(GREEDY, max_new_tokens=100),
+        "structured": replace_struct(SAMPLED, ignore_eos=False, grammar=replace_struct(grammar, key=1)),
+    }
+    return [
+        LoadGrammars(),
+        DefineGrammar(key=1, compiled=compiled),
+        *(
+            Submit(request_id=name, prompt=PROMPTS[0][: i + 3], sampling=s)
+            for i, (name, s) in enumerate(wishes.items())
+        ),
+        Submit(request_id="first", prompt=LONG, sampling=SAMPLED),
+        Submit(request_id="second", prompt=LONG, sampling=replace_struct(SAMPLED, seed=8), shares_prompt_with="first"),
+    ]
+
+
+def rounded(sent: list[Message]) -> list[Message]:
+    """The messages with log-probabilities to three digits."""
+
+    def short(entry: TokenLogprobs | None) -> TokenLogprobs | None:
+        if entry is None:
+            return None
+        return replace_struct(
+            entry, logprob=round(entry.logprob, 3), top_logprobs=[round(value, 3) for value in entry.top_logprobs]
+        )
+
+    def output_of(output: RequestOutput) -> RequestOutput:
+        prompt = output.prompt_logprobs and [short(entry) for entry in output.prompt_logprobs]
+        return replace_struct(output, logprobs=[short(entry) for entry in output.logprobs], prompt_logprobs=prompt)
+
+    return [
+        replace_struct(message, outputs=[output_of(output) for output in message.outputs])
+        if isinstance(message, Outputs)
+        else message
+        for message in sent
+    ]
+
+
+def test_a_rank_that_differs_is_noticed(rank_processes: RankProcesses, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    differ = """
+from tokenspeed.runtime.sampling.sampler import Sampler
+choose = Sampler.__call__
+Sampler.__call__ = lambda self, logits, batch: (choose(self, logits, batch) + 1) % 60
+"""
+    rounds = [[Submit(request_id="a", prompt=PROMPTS[0], sampling=SHORT)]]
+    told = rank_processes.run(2, config(tmp_path), rounds, differ)
+    assert "RanksDiffer: rank 1 has not computed what rank 0 has in the 1 steps so far" in told[1].error
