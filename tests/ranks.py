@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -44,7 +45,7 @@ class Job:
     rounds: list[list[bytes]]
     """What arrives in each round of the loop, encoded; after the last one it ends where it would wait for more."""
     change: str = ""
-    """Code that rank 1 executes before it starts up: how a test makes the ranks differ."""
+    """Code that rank 1 executes before it starts up, how a test makes the ranks differ; it defines `undo`."""
 
 
 @dataclass
@@ -146,11 +147,15 @@ def serve(rank: int, end: Connection) -> None:
         except EOFError:
             return
         told = Told()
+        change: dict[str, Any] = {"undo": lambda: None}
         try:
+            if rank == 1:
+                exec(job.change, change)
             work(rank, job, told)
         except BaseException as error:
             told.error = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         finally:
+            change["undo"]()
             clean_up()
         end.send(told)
 
@@ -159,8 +164,6 @@ def work(rank: int, job: Job, told: Told) -> None:
     from tokenspeed.offline.engine import LocalOutbox
     from tokenspeed.runtime.engine.process import build
 
-    if rank == 1 and job.change:
-        exec(job.change, {})
     channel = Channel(rank, job.config.parallel.tensor_parallel_size, job.run_dir)
     outbox = LocalOutbox(rank, job.run_dir)
     digest = StepDigest()

@@ -10,10 +10,12 @@ from pathlib import Path
 import torch
 from torch.distributed import FileStore, PrefixStore, Store
 
+from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.distributed.agreement import Agreement
 from tokenspeed.runtime.distributed.communicator import Communicator
 from tokenspeed.runtime.distributed.gloo import COLLECTIVE_TIMEOUT, LOOPBACK, GlooCommunicator
 from tokenspeed.runtime.distributed.group import Group
+from tokenspeed.runtime.distributed.nccl import NcclCommunicator
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +38,25 @@ class World:
         self._why: str | None = None
 
     def join(self) -> None:
-        """Meet the other ranks."""
+        """Meet the other ranks.
+
+        Raises:
+            ResourceError: they do not find each other.
+        """
         if self.size == 1:
             return
+        try:
+            self._meet()
+        except RuntimeError as error:
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            advice = (
+                "set NCCL_DEBUG=INFO to see why; in a container /dev/shm needs room (--ipc=host or --shm-size=1g)"
+                if self.device.type == "cuda"
+                else "check that processes of this machine may connect over the loopback interface"
+            )
+            raise ResourceError(f"the ranks cannot exchange tensors ({first_line}); {advice}") from error
+
+    def _meet(self) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         self._file = FileStore(str(self.run_dir / "store"), self.size)
         # Edited code may ask torch.distributed which rank it runs on. Nothing of ours goes over this group.
@@ -87,6 +105,8 @@ class World:
         self.make_spare()
 
     def _communicator(self) -> Communicator:
+        if self.device.type == "cuda":
+            return NcclCommunicator(self._namespace(), self.rank, self.size, self.device)
         return GlooCommunicator(self._namespace(), self.rank, self.size)
 
     def _namespace(self) -> Store:

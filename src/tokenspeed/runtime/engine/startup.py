@@ -83,6 +83,8 @@ class Startup:
             self._limit_threads()
             self.world = World(self.channel.rank, self.channel.size, self.channel.run_dir, self.device)
             self.world.join()
+            if self.config.reload.allow_reload_forward:
+                self.world.make_spare()
             self.dtype = pick_dtype(self.config.model.dtype, self.source.config.torch_dtype, self.device)
             model = build_model(self.source.config, self.world.group)
             if self.device.type == "cuda":
@@ -109,8 +111,6 @@ class Startup:
             self._warm()
         with self._phase("graphs") as progress, self.world.group.recording("graphs"):
             self.executor.generation = self.executor.capture(0, progress)
-        if self.config.reload.allow_reload_forward:
-            self.world.make_spare()
         self.scheduler = self._scheduler()
 
     def _warm(self) -> None:

@@ -190,7 +190,25 @@ def test_a_rank_that_differs_is_noticed(rank_processes: RankProcesses, tmp_path:
 from tokenspeed.runtime.sampling.sampler import Sampler
 choose = Sampler.__call__
 Sampler.__call__ = lambda self, logits, batch: (choose(self, logits, batch) + 1) % 60
+def undo():
+    Sampler.__call__ = choose
 """
     rounds = [[Submit(request_id="a", prompt=PROMPTS[0], sampling=SHORT)]]
     told = rank_processes.run(2, config(tmp_path), rounds, differ)
     assert "RanksDiffer: rank 1 has not computed what rank 0 has in the 1 steps so far" in told[1].error
+
+
+def test_all_ranks_have_the_cache_of_the_one_with_the_least_memory(
+    rank_processes: RankProcesses, tmp_path: Path
+) -> None:
+    write_model(tmp_path)
+    little = """
+from tokenspeed.runtime.cache.pool import MemoryBudget
+usual = MemoryBudget.__dict__["of_host"]
+MemoryBudget.of_host = classmethod(lambda cls, free: cls(300_000, 300_000))
+def undo():
+    MemoryBudget.of_host = usual
+"""
+    settings = replace(config(tmp_path), cache=CacheOptions())
+    plenty, scarce = (check(rank_processes.run(2, settings, change=change)) for change in ("", little))
+    assert scarce[0].num_blocks < plenty[0].num_blocks
