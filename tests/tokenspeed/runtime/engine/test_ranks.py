@@ -98,9 +98,9 @@ def test_all_that_a_request_may_wish_for_is_as_on_one_rank(rank_processes: RankP
     write_model(tmp_path, vocab_size=VOCAB_SIZE, eos_token_id=EOS)
     write_tokenizer(tmp_path)
     tight = replace(
-        config(tmp_path, GRAPHS, max_model_len=120),
+        config(tmp_path, GRAPHS, max_model_len=72),
         scheduler=SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=32),
-        cache=CacheOptions(max_total_tokens=120, block_size=4),
+        cache=CacheOptions(max_total_tokens=72, block_size=4),
     )
     rounds = [
         [WatchCache(watch=1), *submits(tmp_path)],
@@ -147,7 +147,7 @@ def submits(tokenizer_dir: Path) -> list[ToEngine]:
         "sampled": SAMPLED,
         "penalised": replace_struct(SAMPLED, presence_penalty=0.5, frequency_penalty=0.7, repetition_penalty=1.2),
         "biased": replace_struct(GREEDY, logit_bias=((5, 4.0), (6, -100.0)), stop_token_ids=(8,), min_new_tokens=9),
-        "aborted": replace_struct(GREEDY, max_new_tokens=100),
+        "aborted": replace_struct(GREEDY, max_new_tokens=60),
         "structured": replace_struct(SAMPLED, ignore_eos=False, grammar=replace_struct(grammar, key=1)),
     }
     return [
@@ -205,7 +205,7 @@ def test_all_ranks_have_the_cache_of_the_one_with_the_least_memory(
     little = """
 from tokenspeed.runtime.cache.pool import MemoryBudget
 usual = MemoryBudget.__dict__["of_host"]
-MemoryBudget.of_host = classmethod(lambda cls, free: cls(300_000, 300_000))
+MemoryBudget.of_host = classmethod(lambda cls, free: cls(80_000, 80_000))
 def undo():
     MemoryBudget.of_host = usual
 """
