@@ -21,11 +21,16 @@ class CodeMap:
 
     Code objects are looked up by equality, which includes name, first line and bytecode, so that a function
     made by any execution of the same source is found.
+
+    Attributes:
+        removed: code of the old version that none of the new one follows.
+        flags: the flags of the new version.
     """
 
     def __init__(self, old: CodeType, new: CodeType) -> None:
         self._follows: dict[CodeType, CodeType | None] = {}
         self._new = set(_all_of(new))
+        self.flags = new.co_flags
         self.removed: list[CodeType] = []
         self._certain: set[CodeType] = set()
         self._follows[old] = new
@@ -154,7 +159,7 @@ def _padded(
     factory.body[-1] = copy
     template.body[:0] = never(imports)
     ast.fix_missing_locations(template)
-    flags = code.co_flags & _FUTURE_FLAGS
+    flags = code.co_flags & FUTURE_FLAGS
     module = compile(template, code.co_filename, "exec", flags=flags, dont_inherit=True)
     outer = next(c for c in nested(module) if c.co_name == "factory")
     inner = next((c for c in nested(outer) if c.co_name == code.co_name), None)
@@ -163,7 +168,8 @@ def _padded(
     return inner.replace(co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno)
 
 
-_FUTURE_FLAGS = 0x1000000 | 0x800000  # annotations, generator_stop; the others are always on
+ANNOTATIONS = 0x1000000  # annotations are texts
+FUTURE_FLAGS = ANNOTATIONS | 0x800000  # and generator_stop; the others are always on
 
 
 def never(statements: list[ast.stmt]) -> list[ast.stmt]:

@@ -47,6 +47,10 @@ class Footprint:
                 self._seen.add(id(value))
                 todo.extend((item, depth + 1) for item in inner)
 
+    def covers(self, container: Any) -> bool:
+        """True when the contents of `container` are remembered."""
+        return id(container) in self._records
+
     def changed(self) -> list[Any]:
         """The containers whose contents are no longer those remembered."""
         found = {key: record for key, record in self._records.items() if _differs(record)}

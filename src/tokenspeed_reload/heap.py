@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenspeed_reload.adapters.caches import CACHED_FUNCTION, clear_cache
 from tokenspeed_reload.codes import fit, is_in_place, is_redirection
-from tokenspeed_reload.merge import NEW_CELLS, Merge
+from tokenspeed_reload.merge import NEW_CELLS, REMOVED, Merge
 from tokenspeed_reload.undo import FunctionCode, set_code
 from tokenspeed_reload.values import same_code
 
@@ -49,6 +49,26 @@ class Survey:
         self.others = list(compress(objects, map(not_, is_function)))
 
 
+class Made:
+    """The functions and classes of modules, found in one pass over all objects of the process.
+
+    Attributes:
+        functions: the functions whose code stands in one of the files.
+        classes: the classes of one of the modules.
+    """
+
+    def __init__(self, paths: Container[str], modules: Container[str]) -> None:
+        objects = gc.get_objects()
+        kinds = list(map(type, objects))
+        metaclasses = {kind for kind in set(kinds) if issubclass(kind, type)}
+        functions = list(compress(objects, map(partial(is_, FunctionType), kinds)))
+        classes = list(compress(objects, map(metaclasses.__contains__, kinds)))
+        self.functions: list[FunctionType] = list(
+            compress(functions, map(paths.__contains__, map(_FILE_OF, functions)))
+        )
+        self.classes: list[type] = [cls for cls in classes if vars(cls).get("__module__") in modules]
+
+
 def update_functions(survey: Survey, merge: Merge) -> None:
     """Give every function that still has old code the code that follows it.
 
@@ -80,9 +100,15 @@ def _update(function: FunctionType, merge: Merge) -> None:
     after = merge.follower(code)
     if merge.runs_new_code(function):
         return
-    if after is None or is_in_place(code, after) or is_redirection(function) or id(function) in merge.pinned:
+    if is_redirection(function) or id(function) in merge.pinned:
         return
     where = f"{function.__module__}.{function.__qualname__}"
+    if after is None and merge.is_replaced(code) and code.co_qualname.rpartition(".")[0].endswith("<locals>"):
+        if not any(entry.old is function for entry in merge.replaced):
+            merge.replace(where, function, REMOVED)
+        return
+    if after is None or is_in_place(code, after):
+        return
     fitted = fit(after, function, merge.definitions_for(function))
     if fitted is None:
         merge.replace(where, function, NEW_CELLS, is_held=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, Protocol, runtime_checkable
@@ -16,9 +16,11 @@ from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.names import reads_of, shape_of
 from tokenspeed_reload.records import ModuleRecord
 from tokenspeed_reload.report import Effect, NeedsRestart
+from tokenspeed_reload.scopes import own_nodes
 from tokenspeed_reload.undo import FunctionState, UndoLog, cell_value
 from tokenspeed_reload.values import is_a, same_value
 
+REMOVED = "it was removed"
 NEW_CELLS = "its closure needs values that only a new call of its maker gives"
 
 
@@ -58,12 +60,14 @@ class Replaced:
         old: the object.
         why: the reason as a sentence.
         is_held: True when something is known to hold it, even where no name for that is found.
+        is_part: only a part of the object is stale, which goes on for the rest.
     """
 
     definition: str
     old: Any
     why: str
     is_held: bool = False
+    is_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class Merge:
         effects: what the modules did outside of what an undo covers.
         libraries: those of the adapters that keep an eye on a library.
         rebound: the places whose binding changed, as (id of the namespace, name).
+        makers_ran: the functions around definitions that ran again did so too, and may have given other values.
     """
 
     log: UndoLog
@@ -114,10 +119,11 @@ class Merge:
     superseded: list[tuple[Any, Any]] = field(default_factory=list)
     rebound: set[tuple[int, str]] = field(default_factory=set)
     bindings: int = 0
+    makers_ran: bool = True
     pinned: dict[int, FunctionType] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     libraries: list[LibraryAdapter] = field(init=False)
-    _member_edits: dict[tuple[str, str], set[str]] = field(init=False, default_factory=dict)
+    _member_edits: dict[tuple[str, str, bool], set[str]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.libraries = [adapter for adapter in self.adapters if isinstance(adapter, LibraryAdapter)]
@@ -157,6 +163,12 @@ class Merge:
     def replace(self, definition: str, old: Any, why: str, *, is_held: bool = False) -> None:
         """Note that `old` could not be updated."""
         self.replaced.append(Replaced(definition, old, why, is_held))
+
+    def part(self, definition: str, held: Any, why: str) -> None:
+        """Note that `held` was updated but for what `definition` names."""
+        known = any(entry.definition == definition and entry.old is held for entry in self.replaced)
+        if not known:
+            self.replaced.append(Replaced(definition, held, why, is_part=True))
 
     def restart(self, what: str, why: str) -> None:
         """Note an edit whose effect comes with a restart only."""
@@ -238,6 +250,10 @@ class Merge:
         if code is not plain:
             self.padding[code] = plain
 
+    def codes_of(self, module: ModuleInputs) -> CodeMap:
+        """The code of a module before and after."""
+        return self.codes[module.old.source.path]
+
     def definitions_for(self, function: FunctionType) -> Definitions | None:
         """The new source in which the function's code stands."""
         path = function.__code__.co_filename
@@ -275,7 +291,7 @@ class Merge:
         """Names around a function which may have other values now: of edited members, and of functions around it."""
         outer = qualname.rpartition(".")[0]
         members = set() if outer.endswith("<locals>") else self._edited_members(module, outer)
-        return members | _factory_names(module.new, qualname)
+        return members | (_factory_names(module.new, qualname) if self.makers_ran else set())
 
     def unchanged_members(self, cls: type) -> set[str]:
         """The members of a class that its body defines as before, from unchanged inputs."""
@@ -287,7 +303,8 @@ class Merge:
 
     def _edited_members(self, module: ModuleInputs, qualname: str) -> set[str]:
         """The names that a class body no longer binds, binds otherwise, or from other members that changed."""
-        known = self._member_edits.get((module.name, qualname))
+        key = (module.name, qualname, self.makers_ran)
+        known = self._member_edits.get(key)
         if known is not None:
             return known
         old, new = (find_definition(version, qualname) for version in (module.old, module.new))
@@ -298,13 +315,13 @@ class Merge:
         edited |= {name for name, nodes in after.items() if [shape_of(n) for n in nodes] != shapes.get(name)}
         edited |= {name for name, nodes in after.items() if any(self._dirty(module, node) for node in nodes)}
         reads = {name: {root(r) for node in nodes for r in reads_of(node).now} for name, nodes in after.items()}
-        around = _factory_names(module.new, qualname)
+        around = _factory_names(module.new, qualname) if self.makers_ran else set()
         grown = True
         while grown:
             more = {name for name in reads.keys() - edited if reads[name] & (edited | around)}
             edited |= more
             grown = bool(more)
-        self._member_edits[module.name, qualname] = edited
+        self._member_edits[key] = edited
         return edited
 
     def member_functions(self, cls: type) -> set[str]:
@@ -346,18 +363,16 @@ def _defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
 
 def find_definition(definitions: Definitions, qualname: str) -> ast.AST | None:
     """The last definition with this qualified name."""
-    nodes: Iterable[ast.AST] = [s.node for s in definitions.statements]
+    scope: Sequence[ast.AST] = [s.node for s in definitions.statements]
     found: ast.AST | None = None
     for part in qualname.split("."):
         if part == "<locals>":
             continue
-        found = None
-        for node in nodes:
-            if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and node.name == part:
-                found = node
-        if found is None:
+        named = [n for n in own_nodes(scope) if isinstance(n, (*_FUNCTIONS, ast.ClassDef)) and n.name == part]
+        if not named:
             return None
-        nodes = [n for n in ast.walk(found) if n is not found]
+        found = max(named, key=lambda node: node.lineno)
+        scope = found.body
     return found
 
 

@@ -19,11 +19,12 @@ from tokenspeed_reload.errors import ReloadError, StillRunning, describe
 from tokenspeed_reload.execute import execute
 from tokenspeed_reload.inputs import Inputs
 from tokenspeed_reload.loader import SourceFinder, within
-from tokenspeed_reload.merge import Merge
+from tokenspeed_reload.merge import REMOVED, Merge
 from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.newmodules import NewModules
 from tokenspeed_reload.outside import Outside
 from tokenspeed_reload.records import Sources, pin
+from tokenspeed_reload.remake import Remake
 from tokenspeed_reload.report import Report
 from tokenspeed_reload.runonce import RunOnce, has_cached_values
 from tokenspeed_reload.stale import find_stale
@@ -73,7 +74,7 @@ class Patch:
         self._merge = Merge(self._log, reloader.adapters, inputs, padding, reloader.records.modules)
         self._prefixes = [*reloader.packages, *reloader.watch]
         self._footprint = Footprint(self._prefixes)
-        self._substitution = Substitution(self._merge)
+        self._substitution = Substitution(self._merge, self._footprint.covers)
         self._new_modules = NewModules(self._prefixes, reloader.records)
         self._module = ""
         self._interval = 0.0
@@ -240,7 +241,7 @@ class Patch:
             # A decorator may have made another kind of object of a definition, such as a kernel.
             is_own = is_own or (not is_atom(value) and bool(module.old.kinds_of(name) & {"function", "class"}))
             if is_own and id(value) not in self._merge.new_of:
-                self._merge.replace(f"{module.name}.{name}", value, "it was removed")
+                self._merge.replace(f"{module.name}.{name}", value, REMOVED)
 
     def _set_file(self, module: ModuleInputs, namespace: dict[str, Any]) -> None:
         """Let the module know its new file; it may have become a package, or be one no longer."""
@@ -262,6 +263,7 @@ class Patch:
         merge = self._merge
         self._new_modules.log_into(self._log)
         with heap.thawed():
+            self._remake()
             changed = self._footprint.changed()
             self._footprint.drop_moved(merge.live_of)
             self._substitution.in_holders(changed)
@@ -285,7 +287,7 @@ class Patch:
             self._footprint.log_into(self._log)
             self._report.objects_patched = len(merge.patched) + merge.bindings
             self._note_run_once()
-            merge.replaced[:] = [entry for entry in merge.replaced if id(entry.old) not in merge.new_of]
+            merge.replaced[:] = [e for e in merge.replaced if e.is_part or id(e.old) not in merge.new_of]
             self._drop_helpers()
             # What was executed and not kept must go before it is frozen with the rest: frozen, it would stay for
             # good, and the next reload would take it for a holder. All older objects are in generation 2 here.
@@ -309,10 +311,22 @@ class Patch:
             changed |= {(name, n): MISSING for n in names if (id(module.namespace), n) in rebound}
         return changed | {key: constant.value for key, constant in self._merge.constants.items()}
 
+    def _remake(self) -> None:
+        """Update what functions made before: members of local classes, defaults of closures."""
+        remake = Remake(self._merge)
+        if not remake.is_due:
+            return
+        with self._timed("scan"):
+            made = heap.Made(self._merge.codes.keys(), {*self._inputs.modules, "types"})
+        remake.run(made)
+        del made
+        self._substitution.in_holders([*self._merge.young.values(), *self._merge.touched.values()])
+        self._supersede({})
+
     def _detach(self) -> None:
         """Take classes that are gone, and that only the undo log holds, out of the subclasses of their bases."""
         for entry in self._merge.replaced:
-            if isinstance(entry.old, type) and not entry.is_held:
+            if isinstance(entry.old, type) and not entry.is_held and not entry.is_part:
                 with contextlib.suppress(TypeError):  # of another layout
                     self._log.once(ClassState, entry.old)
                     entry.old.__bases__ = (_Gone,)
@@ -337,8 +351,8 @@ class Patch:
             held.clear()
         merge.discarded.clear()
         merge.edited.clear()
-        self._substitution = Substitution(merge)
         self._footprint = Footprint(self._prefixes)
+        self._substitution = Substitution(merge, self._footprint.covers)
 
     def _undo(self) -> None:
         self._new_modules.log_into(self._log)

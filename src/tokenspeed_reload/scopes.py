@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from tokenspeed_reload.lookups import root
 
@@ -36,7 +37,7 @@ def arguments_of(args: ast.arguments) -> list[ast.arg]:
     return [*args.posonlyargs, *args.args, *args.kwonlyargs, *extra]
 
 
-def _own_nodes(body: list[ast.stmt] | list[ast.expr]) -> list[ast.AST]:
+def own_nodes(body: Sequence[ast.AST]) -> list[ast.AST]:
     """All nodes of a function body that belong to its own scope."""
     found: list[ast.AST] = []
     todo: list[ast.AST] = list(body)
@@ -50,7 +51,7 @@ def _own_nodes(body: list[ast.stmt] | list[ast.expr]) -> list[ast.AST]:
 
 def _stored(body: list[ast.stmt] | list[ast.expr]) -> set[str]:
     names: set[str] = set()
-    for node in _own_nodes(body):
+    for node in own_nodes(body):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             names.add(node.id)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -63,4 +64,4 @@ def _stored(body: list[ast.stmt] | list[ast.expr]) -> set[str]:
 
 
 def _declared_global(body: list[ast.stmt] | list[ast.expr]) -> set[str]:
-    return {name for node in _own_nodes(body) if isinstance(node, ast.Global) for name in node.names}
+    return {name for node in own_nodes(body) if isinstance(node, ast.Global) for name in node.names}

@@ -8,7 +8,7 @@ import operator
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import CellType, FrameType, FunctionType, GenericAlias, GetSetDescriptorType, MethodType, UnionType
 from typing import Any
 
@@ -35,10 +35,15 @@ class Substitution:
     """Replaces discarded objects in whatever holds them.
 
     Holders that existed before the reload are logged; new ones need no undo.
+
+    Args:
+        merge: the state of the reload.
+        covered: tells of a container that its contents before the reload are logged otherwise.
     """
 
-    def __init__(self, merge: Merge) -> None:
+    def __init__(self, merge: Merge, covered: Callable[[Any], bool]) -> None:
         self._merge = merge
+        self._covered = covered
         self._live_of = merge.live_of
         self._seen = 0
         self._kept: list[Any] = []  # rebuilt tuples and methods stay alive as long as their ids are used
@@ -105,7 +110,7 @@ class Substitution:
         return id(holder) in self._merge.young
 
     def _log(self, record: Any, holder: Any) -> None:
-        if not self._is_young(holder):
+        if not self._is_young(holder) and not self._covered(holder):
             self._merge.log.once(record, holder)
 
     def _resolve(self, value: Any) -> Any:

@@ -83,7 +83,7 @@ def parse_case(text: str) -> Case:
     """One case from its text."""
     title, _, rest = text.partition("\n")
     case = Case(title.strip())
-    parts = re.split(r"^\[([^\]\n]+)\]\n", rest, flags=re.MULTILINE)
+    parts = re.split(r"^\[([\w.]+(?: after| gone)?|fresh hold)\]\n", rest, flags=re.MULTILINE)
     for head, body in zip(parts[1::2], parts[2::2], strict=True):
         body = body.strip("\n") + "\n"
         if head == "hold":

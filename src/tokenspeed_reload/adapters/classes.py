@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenspeed_reload.adapters.containers import CONTAINERS, refill
 from tokenspeed_reload.codes import TARGET, is_redirection, redirect
-from tokenspeed_reload.merge import Merge
+from tokenspeed_reload.merge import REMOVED, Merge
 from tokenspeed_reload.undo import MISSING, ClassState, FunctionState
 from tokenspeed_reload.values import is_a, same_dict, same_value
 
@@ -104,7 +104,7 @@ class ClassAdapter:
             if gone and (name in defined or _is_special(name)):
                 self._note_edit(f"{where}.{name}", vars(live)[name], merge)
                 if merge.is_old_code(vars(live)[name]):
-                    merge.replace(f"{where}.{name}", vars(live)[name], "it was removed")
+                    merge.replace(f"{where}.{name}", vars(live)[name], REMOVED)
                 self._remove(live, name, merge)
         self._finish(live, merge)
 
