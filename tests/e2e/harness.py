@@ -176,7 +176,7 @@ class Server:
     def complete(self, prompt: str | list[int], **options: Any) -> dict[str, Any]:
         """One greedy completion through the gateway."""
         body = {"model": self.served, "prompt": prompt, "max_tokens": 16, "temperature": 0, **options}
-        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=120)
+        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=300)
         assert reply.status_code == 200, reply.text
         parsed: dict[str, Any] = reply.json()
         return parsed

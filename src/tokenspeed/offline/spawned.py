@@ -16,8 +16,8 @@ import zmq
 
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.protocol import EngineInfo, Failed, Message, Ready, Stop, ToEngine, ToFront
-from tokenspeed.server.client import bind_address
 from tokenspeed.server.errors import EngineLost
+from tokenspeed.server.link import bind_address
 from tokenspeed.server.ranks import FAILED_MESSAGE_GRACE, RANK_COMMAND
 
 POLL_MS = 200

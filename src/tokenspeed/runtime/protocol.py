@@ -95,6 +95,8 @@ class Submit(Message, frozen=True):
     """An earlier request with this very prompt: this one starts once the KV of that one's prompt can be found."""
     generated: list[int] = []
     """Tokens of the answer that other ranks produced before they were replaced. None of them is sent again."""
+    admitted: bool = False
+    """Other ranks had begun it: it goes on like a preempted request, whatever holds the waiting ones."""
 
 
 class LoadGrammars(Message, frozen=True):
@@ -316,7 +318,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Admitted(Message, frozen=True):
-    """These requests wait no longer: the step that is about to run is their first. Sent once a request."""
+    """These requests wait no longer: the step that is about to run is their first here. Sent once a request."""
 
     request_ids: list[str]
 
@@ -393,15 +395,39 @@ class ReloadStatus(Message, frozen=True):
     detail: str = ""
 
 
+class StepFailed(Message, frozen=True):
+    """A step failed on a rank that cannot go on after it: its requests end with `error`, and no others."""
+
+    request_ids: list[str]
+    error: str
+
+
 class Failed(Message, frozen=True):
-    """A rank cannot go on. `message` is one sentence; the front stops everything with `exit_code`."""
+    """A rank cannot go on. `message` is one sentence.
+
+    The front replaces the ranks; when they have not been ready yet it ends with `exit_code`.
+    """
 
     rank: int
     message: str
     exit_code: int = 1
+    is_victim: bool = False
+    """Another rank left it: that one is lost."""
 
 
-ToFront = Starting | Ready | Admitted | Outputs | CallReply | ReloadStatus | Failed | CacheSnapshot | CacheEvents | Pong
+ToFront = (
+    Starting
+    | Ready
+    | Admitted
+    | Outputs
+    | CallReply
+    | ReloadStatus
+    | StepFailed
+    | Failed
+    | CacheSnapshot
+    | CacheEvents
+    | Pong
+)
 
 
 # ---- what both sides work out alike ----

@@ -145,6 +145,15 @@ class CacheEventHub:
             if subscription.live:
                 subscription.put(batch, MOST_BLOCKS_WAITING)
 
+    def begin_again(self) -> None:
+        """Other ranks serve from here on, whose cache is empty. They must get this before any request."""
+        if any(subscription.live for subscription in self._subscriptions):
+            self.take_events(CacheEvents(events=[CacheCleared()]))
+            self._send(WatchCache(watch=next(self._watches)))
+        for subscription in self._subscriptions:
+            if not subscription.live:
+                self._send(WatchCache(watch=subscription.watch))
+
     def fail(self, error: EngineUnavailable) -> None:
         """End all subscriptions."""
         for subscription in self._subscriptions:

@@ -1,21 +1,17 @@
-"""The ZMQ link to rank 0: submits requests, hands out their tokens, makes control calls."""
+"""One engine as the rest of the front sees it: submits requests, hands out their tokens, makes control calls."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-import zmq
-import zmq.asyncio
 
-from tokenspeed.errors import ResourceError
+from tokenspeed.errors import TokenSpeedError
 from tokenspeed.grammar.definitions import Definitions
 from tokenspeed.runtime.protocol import (
     Abort,
@@ -24,130 +20,127 @@ from tokenspeed.runtime.protocol import (
     CacheSnapshot,
     CallReply,
     Continue,
-    EngineInfo,
-    Failed,
-    FlushCache,
     LoadGrammars,
     Loads,
     Outputs,
     Pause,
     Ping,
     Pong,
-    Ready,
-    Reload,
     ReloadStatus,
     RequestOutput,
-    Starting,
-    StartProfile,
+    StepFailed,
     Stop,
-    StopProfile,
     Submit,
     ToEngine,
     ToFront,
 )
 from tokenspeed.server.cache_events import CacheEventHub
+from tokenspeed.server.calls import WAITING_STATES, AnyCall, Calls
 from tokenspeed.server.errors import EngineLost, EngineUnavailable, QueueFull
 from tokenspeed.server.journal import Entry, Journal
+from tokenspeed.server.link import Link
 from tokenspeed.server.metrics import Metrics, Timing
 from tokenspeed.server.progress import Progress
 from tokenspeed.server.streams import TokenStream
 
 log = logging.getLogger(__name__)
 
-AnyCall = Reload | Pause | Continue | FlushCache | StartProfile | StopProfile
-
-SLOW_CALLS = (StartProfile, StopProfile)
-"""Calls that keep the ranks from answering others."""
-
-WAITING_STATES = ("idle", "queued", "draining")
-"""States of a reload in which the ranks do their other work."""
-
-LONGEST_SOCKET_PATH = 107
-"""Bytes of a Unix socket's address on Linux."""
-
-
-class OpenCall(NamedTuple):
-    """A control call whose reply is awaited."""
-
-    reply: asyncio.Future[dict[str, Any]]
-    slow: bool
-
 
 class EngineClient:
-    """One engine as the rest of the front sees it.
+    """Requests and calls of one engine, whose ranks may be replaced by others.
 
-    At most `most_open` answers are owed at a time. With `report_generation` the weight version of an answer names
-    the generation of the forward code too.
-
-    `on_starting` and `on_reload_status` are called with each such message, `on_lost` once, when a rank
-    reports that it cannot go on.
+    While no ranks are there (`lose` to `serve`) requests and calls are taken and held. At most `most_open` answers
+    are owed at a time. With `report_generation` the weight version of an answer names the generation of the forward
+    code too. `on_reload_status` is called with each such message.
     """
 
     def __init__(
         self,
-        run_dir: Path,
         metrics: Metrics,
         *,
         most_open: int | None = None,
         report_generation: bool = False,
         size: int = 1,
         patience: float = 30.0,
-        on_starting: Callable[[Starting], None],
         on_reload_status: Callable[[ReloadStatus], None],
-        on_lost: Callable[[EngineLost], None],
     ) -> None:
-        self.info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.journal = Journal()
         self.loads = Loads()
-        self._run_dir = run_dir
         self._metrics = metrics
         self._most_open = most_open
         self._report_generation = report_generation
-        self._on_starting = on_starting
         self._on_reload_status = on_reload_status
-        self._on_lost = on_lost
-        self._reload_state = "idle"
+        self._reload_status: ReloadStatus | None = None
         self.progress = Progress(size, patience, self._is_busy)
         self.cache_events = CacheEventHub(self._send)
         self._streams: dict[str, tuple[TokenStream, Timing]] = {}
-        self._calls: dict[int, OpenCall] = {}
-        self._call_numbers = itertools.count(1)
-        self._closed: EngineUnavailable | None = None
+        self._calls = Calls()
+        self._suspects: deque[Entry] = deque()
+        """Requests that wait until ranks have given another suspect a token."""
+        self._tried: Entry | None = None
+        """The suspect that runs."""
+        self._link: Link | None = None
+        self._unavailable: EngineUnavailable | None = EngineUnavailable(
+            "the engine is still starting; try again when it is ready"
+        )
+        """Why there are no ranks; None while there are."""
+        self._closed: EngineUnavailable | None = self._unavailable
+        """Why nothing more is taken."""
         self._changed = asyncio.Event()
-        self._context = zmq.Context()
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
         self._definitions = Definitions(self._send)
 
-    def bind(self) -> None:
-        """Open both sockets.
+    # ---- ranks ----
 
-        Raises:
-            ResourceError: when the run directory's path is too long for a socket.
-        """
-        self._to_rank0 = self._context.socket(zmq.PUSH)
-        self._from_ranks = zmq.asyncio.Context(self._context).socket(zmq.PULL)
-        sockets: tuple[tuple[zmq.Socket[Any], str], ...] = (
-            (self._to_rank0, "to_rank0"),
-            (self._from_ranks, "from_rank0"),
+    def serve(self, link: Link) -> None:
+        """Ranks are ready: give them all that is owed, as far as it has come."""
+        if self._closed is self._unavailable:
+            self._closed = None
+        self._link, self._unavailable = link, None
+        self.progress.begin_again()
+        self._definitions = Definitions(self._send)
+        self.cache_events.begin_again()
+        if self.loads.paused:
+            self._send(Pause(call=self._calls.number()))
+        self._suspects = deque(entry for entry in self.journal if entry.suspect)
+        for entry in self.journal:
+            if entry.admitted and not entry.suspect:
+                self._submit(entry)
+        self._submit_suspect()
+        # A drain that begins anew waits for what ran before, and holds what did not.
+        for call in self._calls.again():
+            self._send(call)
+        for entry in self.journal:
+            if not entry.admitted:
+                self._submit(entry)
+
+    def lose(self, error: EngineLost) -> None:
+        """The ranks are gone: end what cannot go on, and keep the rest for others."""
+        self._link, self._unavailable = None, EngineUnavailable(f"the ranks are being replaced: {error}")
+        self._suspects.clear()
+        self._tried = None
+        self._calls.lose(error, self._reload_status)
+        culprit = self.journal.lose()
+        if culprit is not None:
+            sentence = f"the ranks were lost twice while this request ran, and it got no token in between ({error})"
+            self._fail_request(culprit.request_id, TokenSpeedError(sentence))
+        for entry in list(self.journal):
+            if entry.aborted:
+                self._take(_aborted(entry))
+            elif entry.abandoned:
+                self.journal.end(entry.request_id)
+        loads = self.loads
+        self._metrics.replaced()
+        self._take_loads(
+            Loads(
+                waiting=len(self.journal),
+                total_blocks=loads.total_blocks,
+                paused=loads.paused,
+                generation=loads.generation,
+                weight_version=loads.weight_version,
+            )
         )
-        for socket, name in sockets:
-            address = bind_address(self._run_dir, name)
-            # No high-water mark: a send never blocks the loop, and nothing is dropped.
-            socket.set_hwm(0)
-            socket.linger = 0
-            socket.bind(address)
-
-    def close(self) -> None:
-        """Close what `bind` opened."""
-        for socket in (self._to_rank0, self._from_ranks):
-            socket.close(linger=0)
-        self._context.term()
-
-    async def receive(self) -> None:
-        """Take in messages until cancelled."""
-        while True:
-            self._dispatch(self._decoder.decode(await self._from_ranks.recv()))
+        self._take_status(ReloadStatus(state="idle", generation=loads.generation))
+        self._changed.set()
 
     # ---- requests ----
 
@@ -177,22 +170,12 @@ class EngineClient:
                 f"{what} not fit: {len(self.journal)} of at most {self._most_open} are open; try again later"
             )
         for entry, stream in zip(entries, streams, strict=True):
+            entry.compiled = grammar
             self.journal.accept(entry)
             timing = Timing(time.monotonic(), len(entry.prompt), entry.sampling.max_new_tokens)
             self._streams[entry.request_id] = stream, timing
-            sampling = entry.sampling
-            if sampling.grammar is not None and grammar is not None:
-                sampling = msgspec.structs.replace(
-                    sampling, grammar=self._definitions.define(sampling.grammar, grammar)
-                )
-            self._send(
-                Submit(
-                    request_id=entry.request_id,
-                    prompt=entry.prompt,
-                    sampling=sampling,
-                    shares_prompt_with=entry.shares_prompt_with,
-                )
-            )
+            if self._link is not None:
+                self._submit(entry)
 
     def leave(self, request_id: str) -> None:
         """The client no longer waits: end the request in the engine, unless it has ended."""
@@ -205,7 +188,11 @@ class EngineClient:
         """End the requests with this id; their clients get what there is. False when there are none."""
         named = [entry for entry in self.journal.unfinished() if entry.client_id == client_id]
         for entry in named:
-            self._send(Abort(request_id=entry.request_id))
+            if self._link is None or entry in self._suspects:
+                self._take(_aborted(entry))
+            else:
+                entry.aborted = True
+                self._send(Abort(request_id=entry.request_id))
         return bool(named)
 
     # ---- control ----
@@ -217,14 +204,12 @@ class EngineClient:
             EngineUnavailable: when the engine is starting, stopping or lost, or gets lost meanwhile.
         """
         self.check_open()
-        number = next(self._call_numbers)
-        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._calls[number] = OpenCall(reply, slow=kind in SLOW_CALLS)
-        self._send(kind(call=number, **fields))
+        call = self._calls.open(kind, **fields)
+        self._send(call.message)
         try:
-            return await reply
+            return await call.reply
         finally:
-            self._calls.pop(number, None)
+            self._calls.close(call)
             self._changed.set()
 
     def refuse(self, reason: EngineUnavailable) -> None:
@@ -241,8 +226,9 @@ class EngineClient:
         """Ask the ranks for signs of life, until cancelled."""
         while True:
             await asyncio.sleep(self.progress.interval)
-            self.progress.asked()
-            self._send(Ping())
+            if self._link is not None:
+                self.progress.asked()
+                self._send(Ping())
 
     def stop(self) -> None:
         """Ask the ranks to leave."""
@@ -257,18 +243,15 @@ class EngineClient:
             self._metrics.finished("error", timing, time.monotonic())
         for entry in list(self.journal):
             self.journal.end(entry.request_id)
-        for call in self._calls.values():
-            if not call.reply.done():
-                call.reply.set_exception(error)
+        self._calls.fail(error)
         self.cache_events.fail(error)
-        if not self.info.done():
-            self.info.cancel()
         self._changed.set()
 
     # ---- messages ----
 
-    def _dispatch(self, message: ToFront) -> None:
-        self.progress.heard(message.rank if isinstance(message, Pong | Failed) else 0)
+    def take(self, message: ToFront) -> None:
+        """Take in what the ranks say of requests and calls."""
+        self.progress.heard(message.rank if isinstance(message, Pong) else 0)
         self._changed.set()
         match message:
             case Outputs():
@@ -276,29 +259,39 @@ class EngineClient:
                 for output in message.outputs:
                     self._take(output)
             case Admitted():
-                now = time.monotonic()
-                for held in map(self._streams.get, message.request_ids):
-                    if held is not None:
-                        held[1].admitted = now
+                self._admit(message.request_ids)
             case CallReply():
-                call = self._calls.get(message.call)
-                if call is not None and not call.reply.done():
-                    call.reply.set_result(message.body)
+                self._take_reply(message)
             case CacheSnapshot():
                 self.cache_events.take_snapshot(message)
             case CacheEvents():
                 self.cache_events.take_events(message)
             case ReloadStatus():
-                self._reload_state = message.state
-                self._on_reload_status(message)
-            case Starting():
-                self._on_starting(message)
-            case Ready():
-                self._metrics.started(message.info)
-                if not self.info.done():
-                    self.info.set_result(message.info)
-            case Failed():
-                self._on_lost(EngineLost(message.message, rank=message.rank, exit_code=message.exit_code))
+                self._take_status(message)
+            case StepFailed():
+                for request_id in message.request_ids:
+                    failed = RequestOutput(
+                        request_id=request_id, token_ids=[], finish_reason="error", error=message.error
+                    )
+                    self._take(failed)
+
+    def _admit(self, request_ids: Sequence[str]) -> None:
+        now = time.monotonic()
+        for request_id in request_ids:
+            self.journal.admit(request_id)
+            held = self._streams.get(request_id)
+            if held is not None and held[1].admitted is None:
+                held[1].admitted = now
+
+    def _take_reply(self, reply: CallReply) -> None:
+        call = self._calls.answer(reply)
+        if isinstance(call, Pause | Continue) and reply.body.get("success"):
+            # The ranks tell it with their loads as well, but they may be lost before.
+            self._take_loads(msgspec.structs.replace(self.loads, paused=isinstance(call, Pause)))
+
+    def _take_status(self, status: ReloadStatus) -> None:
+        self._reload_status = status
+        self._on_reload_status(status)
 
     def _take(self, output: RequestOutput) -> None:
         held = self._streams.get(output.request_id)
@@ -313,27 +306,79 @@ class EngineClient:
                 if output.finish_reason is None:
                     self._abandon(output.request_id)
         if output.finish_reason is not None:
-            self.journal.end(output.request_id)
+            self._end(output.request_id)
+        elif self._tried is not None and output.request_id == self._tried.request_id:
+            self._submit_suspect()
+
+    def _end(self, request_id: str) -> None:
+        entry = self.journal.get(request_id)
+        self.journal.end(request_id)
+        if entry is None:
+            return
+        if entry in self._suspects:
+            self._suspects.remove(entry)
+        if entry is self._tried:
+            self._submit_suspect()
 
     def _take_loads(self, loads: Loads) -> None:
         self.loads = loads
         self._metrics.loads(loads)
 
+    def _submit_suspect(self) -> None:
+        """Let the next request run that may be what ranks are lost of."""
+        self._tried = self._suspects.popleft() if self._suspects else None
+        if self._tried is not None:
+            self._submit(self._tried)
+
+    def _submit(self, entry: Entry) -> None:
+        """Give the ranks a request with its tokens so far."""
+        sampling = entry.sampling
+        if sampling.grammar is not None and entry.compiled is not None:
+            known = self._definitions.define(sampling.grammar, entry.compiled)
+            sampling = msgspec.structs.replace(sampling, grammar=known)
+        self._send(
+            Submit(
+                request_id=entry.request_id,
+                prompt=entry.prompt,
+                sampling=sampling,
+                shares_prompt_with=entry.shares_prompt_with,
+                generated=entry.tokens,
+                admitted=entry.admitted,
+            )
+        )
+
     def _abandon(self, request_id: str) -> None:
-        if self.journal.abandon(request_id) and not isinstance(self._closed, EngineLost):
+        entry = self.journal.get(request_id)
+        if self._link is None or entry in self._suspects:
+            self._end(request_id)
+        elif self.journal.abandon(request_id):
             self._send(Abort(request_id=request_id))
+
+    def _fail_request(self, request_id: str, error: TokenSpeedError) -> None:
+        held = self._streams.pop(request_id, None)
+        if held is not None:
+            stream, timing = held
+            stream.fail(error)
+            self._metrics.finished("error", timing, time.monotonic())
+        self.journal.end(request_id)
 
     def _holds_all(self) -> bool:
         """Whether the engine is paused and nothing runs, so that nothing ends before somebody ends the pause."""
         return self.loads.paused and not self.loads.running
 
+    @property
+    def reloading(self) -> bool:
+        """Whether the ranks execute a reload."""
+        return self._reload_status is not None and self._reload_status.state not in WAITING_STATES
+
     def _is_busy(self) -> bool:
         """Whether the ranks do something during which they do not answer."""
-        return self._reload_state not in WAITING_STATES or any(call.slow for call in self._calls.values())
+        return self.reloading or self._calls.slow
 
     def silence(self) -> float | None:
         """Seconds for which rank 0 says nothing although it has work; None when it has none, or is held."""
-        held = self.loads.paused or self._reload_state != "idle"
+        status = self._reload_status
+        held = self._link is None or self.loads.paused or (status is not None and status.state != "idle")
         return None if held or not self.journal else self.progress.silence
 
     def pending_tokens(self) -> int:
@@ -344,32 +389,28 @@ class EngineClient:
         """Refuse to call the engine healthy when it is not.
 
         Raises:
-            EngineUnavailable: when it is starting, stopping, lost, or stands still.
+            EngineUnavailable: when it is starting, stopping or lost, when its ranks are replaced, or stand still.
         """
         self.check_open()
+        if self._unavailable is not None:
+            raise self._unavailable
         self.progress.check()
 
     def check_open(self) -> None:
+        """Refuse to take more.
+
+        Raises:
+            EngineUnavailable: when the engine is starting, stopping or lost.
+        """
         if self._closed is not None:
             raise self._closed
-        if not self.info.done():
-            raise EngineUnavailable("the engine is still starting; try again when it is ready")
 
     def _send(self, message: ToEngine) -> None:
-        try:
-            self._to_rank0.send(self._encoder.encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            # Rank 0 has hung up; its exit is noticed by the one who started it, and fails everything.
-            log.debug("rank 0 is gone, %s was not sent", type(message).__name__)
+        """To the ranks. While there are none nothing is sent: `serve` makes up for it."""
+        if self._link is not None:
+            self._link.send(message)
 
 
-def bind_address(run_dir: Path, name: str) -> str:
-    """Address of one of the sockets between front and ranks.
-
-    Raises:
-        ResourceError: when the run directory's path is too long for a socket.
-    """
-    path = run_dir / name
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise ResourceError(f"the path {path} is too long for a socket; set TMPDIR to a shorter directory")
-    return f"ipc://{path}"
+def _aborted(entry: Entry) -> RequestOutput:
+    """What ends a request that was aborted while no ranks are there to say so."""
+    return RequestOutput(request_id=entry.request_id, token_ids=[], finish_reason="abort")

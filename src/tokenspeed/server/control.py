@@ -28,11 +28,12 @@ from tokenspeed.runtime.protocol import (
     StopProfile,
     reload_failure,
 )
-from tokenspeed.server.client import AnyCall, EngineClient
+from tokenspeed.server.calls import AnyCall, Body
+from tokenspeed.server.client import EngineClient
 from tokenspeed.server.errors import EngineUnavailable
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.profiles import ProfileRequest
-from tokenspeed.server.reloads import Body, ReloadRequest, Reloads
+from tokenspeed.server.reloads import ReloadRequest, Reloads
 
 LARGEST_BODY = 1 << 20
 """Bytes of a call's body."""

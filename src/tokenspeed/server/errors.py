@@ -18,12 +18,16 @@ class EngineUnavailable(TokenSpeedError):
 
 
 class EngineLost(EngineUnavailable):
-    """A rank cannot go on. `exit_code` becomes that of the front process."""
+    """A rank cannot go on. `exit_code` becomes that of the front process, if the engine cannot be had again."""
 
     def __init__(self, message: str, *, rank: int | None = None, exit_code: int = 1) -> None:
         super().__init__(message)
         self.rank = rank
         self.exit_code = exit_code
+        self.file: str | None = None
+        self.line: int | None = None
+        self.text: str | None = None
+        """Where the rank stood when it was last heard of, if that is known: file, line, and what is written there."""
 
 
 class SubscriberTooSlow(TokenSpeedError):

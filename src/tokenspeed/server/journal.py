@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tokenspeed.runtime.protocol import SamplingParams, TokenLogprobs
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """One answer that the engine owes: what came in, and what the engine has produced for it so far."""
 
@@ -26,13 +26,23 @@ class Entry:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Where asked for: one for each of `tokens`, and one for the stop token that ended the answer."""
     cached_tokens: int = 0
+    compiled: bytes | None = None
+    """The compiled form of its grammar."""
+    admitted: bool = False
+    """Its computation has begun, so that a pause or a reload waits for its end and does not hold it."""
+    running: bool = False
+    """The same of the ranks that are there now."""
+    losses: int = 0
+    """How often ranks were lost while it ran, since its last token."""
+    aborted: bool = False
+    """The engine was told to end it."""
     abandoned: bool = False
     """Nobody waits for more: it is kept only until the engine says that it ended, and never resubmitted."""
 
     @property
-    def position(self) -> int:
-        """Index, in prompt plus answer, of the token sampled next; the sampler's noise depends on it."""
-        return len(self.prompt) + len(self.tokens)
+    def suspect(self) -> bool:
+        """Whether it may be what the ranks are lost of, so that no other such request should run beside it."""
+        return self.losses > 1
 
 
 class Journal:
@@ -51,9 +61,29 @@ class Journal:
         """Add what one step produced; ignored when the request is not open."""
         entry = self._entries.get(request_id)
         if entry is not None and not entry.abandoned:
+            entry.losses = 0
             entry.tokens.extend(tokens)
             entry.logprobs.extend(logprobs)
             entry.cached_tokens = max(entry.cached_tokens, cached_tokens)
+
+    def admit(self, request_id: str) -> None:
+        """Note that the computation of a request begins; ignored when it is not open."""
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.admitted = entry.running = True
+
+    def lose(self) -> Entry | None:
+        """The ranks are lost: the one request that has to be the cause, if it can be told.
+
+        It is the only one that ran each time when that happened twice, with no token for it in between.
+        """
+        suspects: list[Entry] = []
+        for entry in self._entries.values():
+            entry.losses += entry.running
+            if entry.running and entry.suspect:
+                suspects.append(entry)
+            entry.running = False
+        return suspects[0] if len(suspects) == 1 else None
 
     def abandon(self, request_id: str) -> bool:
         """Note that nobody waits for the request any more; true when that was not known before."""
@@ -70,6 +100,10 @@ class Journal:
     def unfinished(self) -> list[Entry]:
         """The requests that somebody waits for, oldest first."""
         return [entry for entry in self._entries.values() if not entry.abandoned]
+
+    def get(self, request_id: str) -> Entry | None:
+        """The open request of this id."""
+        return self._entries.get(request_id)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())

@@ -105,6 +105,9 @@ class Metrics:
         self._generation = labelled(
             Gauge, "generation", "Number of the generation that serves; a reload raises it"
         ).labels(self._model_name)
+        self._replacements = labelled(
+            Counter, "rank_replacements", "Times that the ranks were replaced because one was lost"
+        ).labels(self._model_name)
         self._compiled = labelled(Counter, "reload_jit_compiled", "Kernels that reloads compiled").labels(
             self._model_name
         )
@@ -147,14 +150,14 @@ class Metrics:
             self._per_token.observe((last - first) / (timing.generated - 1))
 
     def loads(self, loads: Loads) -> None:
-        """Take over what the scheduler reports; its totals start again when a rank was replaced."""
+        """Take over what the scheduler reports."""
         self._running.set(loads.running)
         self._waiting.set(loads.waiting)
         self._usage.set(loads.used_blocks / loads.total_blocks if loads.total_blocks else 0.0)
         last = self._last_loads
-        self._queries.inc(max(0, loads.prefix_queried_tokens - last.prefix_queried_tokens))
-        self._hits.inc(max(0, loads.prefix_hit_tokens - last.prefix_hit_tokens))
-        self._preemptions.inc(max(0, loads.preemptions - last.preemptions))
+        self._queries.inc(loads.prefix_queried_tokens - last.prefix_queried_tokens)
+        self._hits.inc(loads.prefix_hit_tokens - last.prefix_hit_tokens)
+        self._preemptions.inc(loads.preemptions - last.preemptions)
         if loads.steps > last.steps:
             self._step.observe((loads.step_tokens - last.step_tokens) / (loads.steps - last.steps))
         self._last_loads = loads
@@ -170,6 +173,11 @@ class Metrics:
         for phase in RELOAD_PHASES:
             if phase in seconds:
                 self._phases.labels(self._model_name, phase).observe(seconds[phase])
+
+    def replaced(self) -> None:
+        """Count a replacement of the ranks; the totals of the new scheduler start again."""
+        self._replacements.inc()
+        self._last_loads = Loads()
 
     def exposition(self) -> tuple[bytes, str]:
         """All metrics in Prometheus' text format, and its content type."""

@@ -20,11 +20,12 @@ from tokenspeed.runtime.config import Config, SchedulerOptions
 from tokenspeed.runtime.protocol import EngineInfo, Reload, Starting
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.control import ControlApp, ControlServer
-from tokenspeed.server.errors import EngineLost, EngineUnavailable
+from tokenspeed.server.engine import Engine
+from tokenspeed.server.errors import EngineUnavailable
 from tokenspeed.server.grammars import GrammarCompiler
 from tokenspeed.server.info import Description
 from tokenspeed.server.metrics import Metrics
-from tokenspeed.server.ranks import RANK_COMMAND, Ranks
+from tokenspeed.server.ranks import RANK_COMMAND
 from tokenspeed.server.reloads import Body, ReloadRequest, Reloads
 from tokenspeed.server.requests import Intake
 from tokenspeed.server.service import GrpcServer, SchedulerServicer
@@ -55,8 +56,9 @@ class Front:
         async with AsyncExitStack() as closing:
             try:
                 await self._listen(closing)
-                closing.push_async_callback(self._ranks.kill)
-                await self._ranks.start()
+                self._serving = asyncio.create_task(self._engine.run())
+                closing.push_async_callback(self._end_engine)
+                self._services.append(self._serving)
                 if await self._until_ready():
                     await self._first(asyncio.create_task(self._stop.wait()))
                     await self._drain()
@@ -68,7 +70,7 @@ class Front:
 
     def _build(self) -> None:
         config, loop = self._config, asyncio.get_running_loop()
-        self._lost: asyncio.Future[None] = loop.create_future()
+        self._failed: asyncio.Future[None] = loop.create_future()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._description: Description | None = None
@@ -77,17 +79,14 @@ class Front:
         self._metrics = metrics
         self._reloads = Reloads(self._send_reload, self._on_reloaded)
         self._client = EngineClient(
-            self._run_dir,
             metrics,
             most_open=most_open(config.scheduler),
             report_generation=config.serve.report_generation,
             size=config.parallel.tensor_parallel_size,
             patience=config.serve.health_timeout,
-            on_starting=self._on_starting,
             on_reload_status=self._reloads.take,
-            on_lost=self._on_lost,
         )
-        self._ranks = Ranks(self._run_dir, config.parallel.tensor_parallel_size, self._on_lost, self._rank_command)
+        self._engine = Engine(config, self._run_dir, self._client, self._rank_command, self._on_starting)
         self._grammars = GrammarCompiler(self._client.load_grammars)
         self._scheduler = SchedulerServicer(self._client, self._grammars)
         self._grpc = GrpcServer(self._scheduler)
@@ -106,10 +105,6 @@ class Front:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop_signal)
         self._status.watch(self._on_parent_gone)
-        closing.callback(self._client.close)
-        self._client.bind()
-        self._services.append(asyncio.create_task(self._client.receive()))
-        closing.callback(self._services[0].cancel)
         self._control_url = self._control.bind()
         self._services.append(self._control.start(self._app.build()))
         closing.push_async_callback(self._control.stop)
@@ -121,10 +116,11 @@ class Front:
 
     async def _until_ready(self) -> bool:
         """True once the engine is ready, False when a stop came first."""
-        await self._first(self._client.info, asyncio.create_task(self._stop.wait()))
+        await self._first(self._engine.info, asyncio.create_task(self._stop.wait()))
         if self._stop.is_set():
             return False
-        info: EngineInfo = self._client.info.result()
+        info: EngineInfo = self._engine.info.result()
+        self._metrics.started(info)
         self._description = Description(self._config, info, self._control_url)
         tokenizer_file = TokenizerFile(info.tokenizer_path)
         self._grammars.open(info)
@@ -168,8 +164,8 @@ class Front:
         except RequestError:
             return  # a tokenizer of another form: only stop strings need this one
         except ModelError as error:
-            if not self._lost.done():
-                self._lost.set_exception(error)
+            if not self._failed.done():
+                self._failed.set_exception(error)
 
     async def _drain(self) -> None:
         """Let open requests and calls finish, then ask the ranks to leave."""
@@ -182,10 +178,18 @@ class Front:
             asyncio.create_task(self._hurry.wait()),
             timeout=timeout,
         )
-        self._ranks.expect_exit()
+        await self._stop_serving()
         self._client.fail(EngineUnavailable("the server stopped before this request was finished"))
-        self._client.stop()
-        await self._ranks.join(0 if self._hurry.is_set() else RANKS_EXIT_TIMEOUT)
+        await self._engine.stop(0 if self._hurry.is_set() else RANKS_EXIT_TIMEOUT)
+
+    async def _stop_serving(self) -> None:
+        """From here on a loss is none."""
+        self._serving.cancel()
+        await asyncio.wait([self._serving])
+
+    async def _end_engine(self) -> None:
+        await self._stop_serving()
+        await self._engine.end()
 
     async def _fail(self, error: TokenSpeedError) -> int:
         """End every open request and call, and tell the parent why; the exit code."""
@@ -198,12 +202,12 @@ class Front:
     async def _first(self, *waiters: asyncio.Future[Any], timeout: float | None = None) -> None:
         """Wait for the first of `waiters` or for `timeout`; the loss of the engine is raised."""
         await asyncio.wait(
-            [self._lost, *self._services, *waiters], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            [self._failed, *self._services, *waiters], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         for waiter in waiters:
             if isinstance(waiter, asyncio.Task):
                 waiter.cancel()
-        for ended in (self._lost, *self._services):
+        for ended in (self._failed, *self._services):
             if ended.done():
                 ended.result()
 
@@ -212,11 +216,6 @@ class Front:
     def _on_starting(self, message: Starting) -> None:
         log.info("starting: %s %s", message.phase, message.detail)
         self._status.send("starting", phase=message.phase, detail=message.detail)
-
-    def _on_lost(self, error: EngineLost) -> None:
-        self._ranks.expect_exit()
-        if not self._lost.done():
-            self._lost.set_exception(error)
 
     def _on_reloaded(self, body: Body) -> None:
         """Tell the outcome where the server's other messages are: who asked may be somewhere else."""

@@ -44,6 +44,11 @@ class Progress:
         """Seconds since rank 0, which speaks at every step, was heard of."""
         return self._clock() - self._heard
 
+    def begin_again(self) -> None:
+        """Other ranks are there, which have been asked nothing."""
+        self._asked = [None] * len(self._asked)
+        self._heard = self._clock()
+
     def asked(self) -> None:
         """All ranks are asked for a sign of life now."""
         now = self._clock()

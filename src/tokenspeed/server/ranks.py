@@ -1,4 +1,4 @@
-"""The rank processes: the front starts them, notices at once when one ends, and leaves none behind."""
+"""The rank processes of one set: the front starts them, notices at once when one ends, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from pathlib import Path
 from tokenspeed.server.errors import EngineLost
 
 RANK_COMMAND = (sys.executable, "-m", "tokenspeed.rank")
+
+KILL_TIMEOUT = 60.0
+"""Seconds that the kernel gets to end a process."""
 
 FAILED_MESSAGE_GRACE = 0.5
 """Seconds that a rank's own last message gets to arrive after its exit."""
@@ -60,12 +63,20 @@ class Ranks:
         self._exit_expected = True
 
     async def join(self, timeout: float) -> None:
-        """Wait for all to end by themselves, up to `timeout` seconds; then kill them."""
+        """Wait for all to end by themselves, up to `timeout` seconds; then kill them.
+
+        Raises:
+            EngineLost: when one does not end even so, as a process in the middle of a driver's call may.
+        """
         self.expect_exit()
-        if self._watchers:
-            await asyncio.wait(self._watchers, timeout=timeout)
+        if not self._watchers:
+            return
+        await asyncio.wait(self._watchers, timeout=timeout)
         self._signal(signal.SIGKILL)
-        await asyncio.gather(*self._watchers)
+        _, alive = await asyncio.wait(self._watchers, timeout=KILL_TIMEOUT)
+        if alive:
+            rank = min(self._watchers.index(watcher) for watcher in alive)
+            raise EngineLost(f"rank {rank} does not end though it was killed; restart the machine", rank=rank)
 
     async def kill(self) -> None:
         """End all at once."""

@@ -5,29 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 
 from tokenspeed.errors import RequestError
 from tokenspeed.runtime.protocol import DrainMode, ReloadStatus, reload_failure
+from tokenspeed.server.calls import PHASES, Body
 from tokenspeed.server.errors import EngineLost, EngineUnavailable
 
 KEPT_REPLIES = 256
 """Finished operations whose reply is still given to the same id."""
-
-PHASES = {
-    "draining": "drain",
-    "reading": "read",
-    "patching": "patch",
-    "warming": "warm",
-    "graphs": "graphs",
-    "committing": "commit",
-    "undoing": "commit",
-}
-"""The phase that a reply names, by the state that `reload_status` shows."""
-
-Body = dict[str, Any]
 
 
 class ReloadRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

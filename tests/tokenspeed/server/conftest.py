@@ -103,9 +103,13 @@ class FrontProcess:
 
     def received(self, kind: str) -> list[dict[str, Any]]:
         """The messages of this kind that rank 0 got so far."""
+        return [message for message in self.received_all() if message["type"] == kind]
+
+    def received_all(self) -> list[dict[str, Any]]:
+        """All that rank 0 got so far, and the rank 0s before it."""
         path = self.run_dir / "received.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [message for message in map(json.loads, lines) if message["type"] == kind]
+        *lines, _ = (path.read_text() if path.exists() else "").split("\n")
+        return [json.loads(line) for line in lines]
 
     def rank_pid(self, rank: int) -> int:
         return int((self.run_dir / f"rank{rank}.pid").read_text())

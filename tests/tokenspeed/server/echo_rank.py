@@ -1,6 +1,6 @@
 """A rank process that speaks the real protocol without a model: it answers a prompt with its own text tokens.
 
-It is for the logic of the front alone. `echo.json` in the run directory says how it behaves (`Behaviour`),
+It is for the logic of the front alone. `echo.json` in the front's run directory says how it behaves (`Behaviour`),
 and everything that rank 0 receives is appended to `received.jsonl` there.
 """
 
@@ -19,6 +19,7 @@ import zmq
 
 from tokenspeed.runtime.protocol import (
     Abort,
+    Admitted,
     CacheSnapshot,
     CallReply,
     Continue,
@@ -37,6 +38,7 @@ from tokenspeed.runtime.protocol import (
     RequestOutput,
     Starting,
     StartProfile,
+    StepFailed,
     Stop,
     StopProfile,
     Submit,
@@ -52,9 +54,16 @@ BLOCK_SIZE = 16
 
 
 class Behaviour(msgspec.Struct, frozen=True):
-    """What a test wants of the engine. `start` is `ready`, `never`, `failed` or an exit code."""
+    """What a test wants of the engine. `start` is `ready`, `never`, `failed` or an exit code.
+
+    `restarts` are the same for the sets of ranks that replace the first; the last one holds for all further ones.
+    A request whose prompt has the token `poison` ends the rank, one with `broken` makes a step fail.
+    """
 
     start: str = "ready"
+    restarts: tuple[str, ...] = ("ready",)
+    poison: int = -1
+    broken: int = -1
     step_seconds: float = 0.0
     reload_seconds: float = 0.0
     max_model_len: int = 512
@@ -66,7 +75,8 @@ class Behaviour(msgspec.Struct, frozen=True):
 @dataclass
 class Request:
     submit: Submit
-    produced: int = 0
+    produced: int
+    started: bool = False
 
     def next_token(self) -> int:
         text = [token for token in self.submit.prompt if token < 256] or [65]
@@ -79,11 +89,13 @@ class EchoEngine:
     def __init__(self, run_dir: Path, behaviour: Behaviour) -> None:
         self.run_dir = run_dir
         self.behaviour = behaviour
+        self.start = start_of(run_dir, behaviour)
         self.running: dict[str, Request] = {}
         self.paused = False
+        self.pausing: list[Pause] = []
         self.pause_reply: int | None = None
         self.generation = 1
-        self.received = (run_dir / "received.jsonl").open("ab", buffering=0)
+        self.received = (run_dir.parent / "received.jsonl").open("ab", buffering=0)
         context = zmq.Context()
         self.source = context.socket(zmq.PULL)
         self.source.connect(f"ipc://{run_dir}/to_rank0")
@@ -114,10 +126,10 @@ class EchoEngine:
 
     def run(self) -> None:
         self.send(Starting(phase="load", detail="weights"))
-        if self.behaviour.start == "failed":
+        if self.start == "failed":
             self.send(Failed(rank=0, message="the weights are damaged; download them again", exit_code=3))
             raise SystemExit(3)
-        if self.behaviour.start != "never":
+        if self.start != "never":
             self.send(Ready(info=self.info()))
         while True:
             idle = None if self.paused or not self.running else 0
@@ -136,9 +148,11 @@ class EchoEngine:
     def take(self, message: ToEngine) -> None:
         match message:
             case Submit():
-                self.running[message.request_id] = Request(message)
+                self.running[message.request_id] = Request(message, len(message.generated))
             case Abort():
                 self.end([message.request_id])
+            case Pause() if message.mode == "wait" and self.running:
+                self.pausing.append(message)
             case Pause():
                 if message.mode == "keep":
                     refused = {"success": False, "code": "bad_request", "message": "no keep"}
@@ -164,12 +178,28 @@ class EchoEngine:
     def step(self) -> None:
         if not self.running:
             return
+        self.send(Admitted(request_ids=[name for name, request in self.running.items() if not request.started]))
+        for request in self.running.values():
+            request.started = True
         time.sleep(self.behaviour.step_seconds)
+        prompts = [request.submit.prompt for request in self.running.values()]
+        if any(self.behaviour.poison in prompt for prompt in prompts):
+            time.sleep(0.2)  # `Admitted` is to arrive
+            os._exit(9)
+        if any(self.behaviour.broken in prompt for prompt in prompts):
+            broken = [name for name, r in self.running.items() if self.behaviour.broken in r.submit.prompt]
+            self.send(StepFailed(request_ids=broken, error="the forward pass failed with OSError: broken"))
+            self.send(Failed(rank=0, message="rank 0 failed in a step"))
+            time.sleep(600)
         outputs = [self.advance(request) for request in self.running.values()]
         for output in outputs:
             if output.finish_reason is not None:
                 del self.running[output.request_id]
         self.send(Outputs(outputs=outputs, loads=self.loads()))
+        if not self.running:
+            for pause in self.pausing:
+                self.take(pause)
+            self.pausing.clear()
 
     def advance(self, request: Request) -> RequestOutput:
         token, sampling = request.next_token(), request.submit.sampling
@@ -231,15 +261,22 @@ class EchoEngine:
         self.send(CallReply(call=message.call, body=body))
 
 
+def start_of(run_dir: Path, behaviour: Behaviour) -> str:
+    """How this set of ranks is to start; its directory's name is its number."""
+    number = int(run_dir.name)
+    return behaviour.start if not number else behaviour.restarts[min(number, len(behaviour.restarts)) - 1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
     options = parser.parse_args()
-    behaviour = msgspec.json.decode((options.run_dir / "echo.json").read_bytes(), type=Behaviour)
-    (options.run_dir / f"rank{options.rank}.pid").write_text(str(os.getpid()))
-    if behaviour.start.isdigit():
-        sys.exit(int(behaviour.start))
+    behaviour = msgspec.json.decode((options.run_dir.parent / "echo.json").read_bytes(), type=Behaviour)
+    (options.run_dir.parent / f"rank{options.rank}.pid").write_text(str(os.getpid()))
+    start = start_of(options.run_dir, behaviour)
+    if start.isdigit():
+        sys.exit(int(start))
     if options.rank == 0:
         EchoEngine(options.run_dir, behaviour).run()
     else:

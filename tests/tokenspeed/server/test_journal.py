@@ -11,7 +11,7 @@ def entry(name: str, prompt: list[int] | None = None) -> Entry:
     return Entry(name, name, prompt or [1, 2, 3], SamplingParams(max_new_tokens=8, seed=7))
 
 
-def test_an_entry_knows_where_the_sampler_stands() -> None:
+def test_an_entry_has_the_tokens_so_far() -> None:
     journal = Journal()
     journal.accept(entry("a", [5, 6, 7]))
     journal.record("a", [10, 11], 2)
@@ -19,7 +19,6 @@ def test_an_entry_knows_where_the_sampler_stands() -> None:
 
     (kept,) = journal.unfinished()
     assert kept.tokens == [10, 11, 12]
-    assert kept.position == 6
     assert kept.cached_tokens == 2
 
 
@@ -43,6 +42,43 @@ def test_an_abandoned_request_takes_no_more_tokens_and_goes_when_the_engine_ends
 
     journal.end("a")
     assert len(journal) == 0
+
+
+def lose(journal: Journal, *running: str) -> str | None:
+    """Ranks that ran these requests are lost; whose fault that is."""
+    for name in running:
+        journal.admit(name)
+    culprit = journal.lose()
+    return None if culprit is None else culprit.request_id
+
+
+def test_a_request_that_alone_ran_at_two_losses_in_a_row_is_to_blame() -> None:
+    journal = Journal()
+    for name in "abc":
+        journal.accept(entry(name))
+    assert lose(journal, "a", "b") is None
+    assert lose(journal, "a") == "a"
+    assert lose(journal, "b", "c") == "b"
+
+
+def test_of_several_suspects_none_is_to_blame_until_one_of_them_ran_without_the_others() -> None:
+    journal = Journal()
+    for name in "abc":
+        journal.accept(entry(name))
+    lose(journal, "a", "b", "c")
+    assert lose(journal, "a", "b") is None
+    assert [kept.request_id for kept in journal if kept.suspect] == ["a", "b"]
+    assert lose(journal, "b", "c") is None, "c has become a suspect as well"
+    assert lose(journal, "c") == "c"
+
+
+def test_a_token_clears_a_request() -> None:
+    journal = Journal()
+    journal.accept(entry("a"))
+    lose(journal, "a")
+    journal.record("a", [4], 0)
+    assert lose(journal, "a") is None
+    assert lose(journal, "a") == "a"
 
 
 def test_unknown_ids_are_ignored() -> None:

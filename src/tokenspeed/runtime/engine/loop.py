@@ -188,6 +188,7 @@ class EngineLoop:
                 message.shares_prompt_with,
                 state,
                 message.generated,
+                message.admitted,
             )
         )
 

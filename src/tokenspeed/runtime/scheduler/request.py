@@ -35,7 +35,7 @@ class TokenGrammar(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """What the scheduler knows of one request. Callers give the first six fields and change none."""
+    """What the scheduler knows of one request. Callers give the first seven fields and change none."""
 
     request_id: str
     prompt: list[int]
@@ -46,8 +46,12 @@ class Request:
     """Its state after `generated`."""
     generated: list[int] = field(default_factory=list)
     """As in `Submit`: the answer goes on behind them as if they had been sampled here."""
+    admitted: bool = False
+    """As in `Submit`."""
 
     state: RequestState = field(default=RequestState.WAITING, init=False)
+    started: bool = field(default=False, init=False)
+    """It was admitted here at least once."""
     token_ids: list[int] = field(default_factory=list, init=False)
     """The prompt, then the tokens that were committed."""
     table: BlockTable = field(default_factory=BlockTable, init=False, repr=False)

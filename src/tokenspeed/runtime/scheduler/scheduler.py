@@ -96,8 +96,12 @@ class Scheduler:
             request.state = RequestState.FINISHED
             return [RequestOutput(request_id=request.request_id, token_ids=[], finish_reason="length")]
         self._live[request.request_id] = request
-        self._waiting[request.request_id] = request
-        self._waiting_tokens += len(request.token_ids)
+        if request.admitted:
+            request.state = RequestState.PREEMPTED
+            self._preempted.append(request)
+        else:
+            self._waiting[request.request_id] = request
+            self._waiting_tokens += len(request.token_ids)
         return []
 
     def refuse(self, request_id: str, error: str) -> list[RequestOutput]:
@@ -289,7 +293,9 @@ class Scheduler:
             if request.state is RequestState.PREEMPTED:
                 self._preempted.popleft()
             else:
-                self._leave_waiting(request, num_found)
+                self._leave_waiting(request)
+            if not request.started:
+                self._start(request, num_found)
             request.state = RequestState.RUNNING
             request.num_scheduled = num_found
             self._running.append(request)
@@ -302,9 +308,13 @@ class Scheduler:
             return False
         return leader.table.num_published < (len(leader.prompt) - 1) // self.limits.block_size
 
-    def _leave_waiting(self, request: Request, num_found: int) -> None:
+    def _leave_waiting(self, request: Request) -> None:
         del self._waiting[request.request_id]
         self._waiting_tokens -= len(request.token_ids)
+
+    def _start(self, request: Request, num_found: int) -> None:
+        """Note the first admission of a request."""
+        request.started = True
         if not request.generated:
             request.cached_tokens = num_found
         self._admitted.append(request.request_id)

@@ -1,0 +1,135 @@
+"""One set of ranks, from its start to its loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenspeed.runtime.config import Config
+from tokenspeed.runtime.protocol import EngineInfo, Failed, Ready, Starting, ToFront
+from tokenspeed.server.errors import EngineLost
+from tokenspeed.server.link import Link
+from tokenspeed.server.ranks import FAILED_MESSAGE_GRACE, Ranks
+
+log = logging.getLogger(__name__)
+
+VICTIM_GRACE = 4 * FAILED_MESSAGE_GRACE
+"""Seconds that the loss of another rank gets to be noticed after one has said that its peers left it."""
+
+
+class Incarnation:
+    """Ranks, and the sockets to them, in a directory of their own.
+
+    `ready` is done when they serve, `lost` when one of them cannot go on. What else they say goes to `take`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: Config,
+        command: Sequence[str],
+        on_starting: Callable[[Starting], None],
+        take: Callable[[ToFront], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[EngineInfo] = loop.create_future()
+        self.lost: asyncio.Future[EngineLost] = loop.create_future()
+        self.link = Link(directory)
+        self._directory = directory
+        self._config = config
+        self._on_starting = on_starting
+        self._take = take
+        self._ranks = Ranks(directory, config.parallel.tensor_parallel_size, self._on_exit, command)
+        self._victims: set[int | None] = set()
+        self._receiving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin: make the directory, listen, and start the processes.
+
+        Raises:
+            ResourceError: when the directory's path is too long for a socket.
+        """
+        self._directory.mkdir()
+        (self._directory / "config.json").write_bytes(msgspec.json.encode(self._config))
+        self.link.open()
+        self._receiving = asyncio.create_task(self._receive())
+        await self._ranks.start()
+
+    async def until_ready(self) -> EngineInfo:
+        """Wait until the ranks serve.
+
+        Raises:
+            EngineLost: when one cannot go on.
+        """
+        await self._first(self.ready)
+        if self.lost.done():
+            raise self.lost.result()
+        return self.ready.result()
+
+    async def until_lost(self) -> EngineLost:
+        """Wait until a rank cannot go on."""
+        await self._first()
+        return self.lost.result()
+
+    async def join(self, timeout: float) -> None:
+        """Let the processes leave for `timeout` seconds, then kill them. Raises as `Ranks.join` does."""
+        await self._ranks.join(timeout)
+
+    async def end(self) -> None:
+        """Kill what is left and remove every trace. Raises as `Ranks.join` does."""
+        await self._ranks.kill()
+        if self._receiving is not None:
+            self._receiving.cancel()
+            await asyncio.wait([self._receiving])
+            self._receiving = None
+            self.link.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _first(self, *others: asyncio.Future[EngineInfo]) -> None:
+        """Wait for the loss or for one of `others`; a fault of the front is raised."""
+        assert self._receiving is not None
+        waited: list[asyncio.Future[Any]] = [self._receiving, self.lost, *others]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if self._receiving.done():
+            self._receiving.result()
+
+    async def _receive(self) -> None:
+        while True:
+            self._dispatch(await self.link.receive())
+
+    def _dispatch(self, message: ToFront) -> None:
+        match message:
+            case Starting():
+                self._on_starting(message)
+            case Ready():
+                if not self.ready.done():
+                    self.ready.set_result(message.info)
+            case Failed():
+                self._on_failed(message)
+            case _ if self.lost.done():
+                pass  # the others speak on until they are killed
+            case _:
+                self._take(message)
+
+    def _on_failed(self, message: Failed) -> None:
+        error = EngineLost(message.message, rank=message.rank, exit_code=message.exit_code)
+        if message.is_victim:
+            self._victims.add(message.rank)
+            asyncio.get_running_loop().call_later(VICTIM_GRACE, self._lose, error)
+        else:
+            self._lose(error)
+
+    def _on_exit(self, error: EngineLost) -> None:
+        if error.rank not in self._victims:
+            self._lose(error)
+
+    def _lose(self, error: EngineLost) -> None:
+        self._ranks.expect_exit()
+        if not self.lost.done():
+            self.lost.set_result(error)
