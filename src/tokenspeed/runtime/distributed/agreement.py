@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -52,8 +53,9 @@ class Agreement:
         """Break the connections."""
         self.link.close()
 
-    def begin(self, before: Sequence[str] | None, vote: Vote) -> Callable[[], None]:
-        """Start a phase, and return what is to be called while one of its collectives waits.
+    @contextmanager
+    def phase(self, before: Sequence[str] | None, vote: Vote) -> Iterator[Callable[[], None]]:
+        """One phase of a reload; gives what is to be called while one of its collectives waits.
 
         Args:
             before: what the serving code called in this phase, None where nobody knows.
@@ -62,8 +64,12 @@ class Agreement:
         self.made = []
         self._before = before
         self._like_before = before is not None
-        self.link.watch = lambda: vote.attend(len(self.made), self._like_before)
-        return self.link.watch
+
+        def attend() -> None:
+            vote.attend(len(self.made), self._like_before)
+
+        with self.link.guarded(attend):
+            yield attend
 
     @property
     def like_before(self) -> bool:
@@ -75,7 +81,7 @@ class Agreement:
 
         Raises:
             CollectiveMismatch: on every rank, when they are not all alike.
-            BaseException: whatever the watch of the phase raises while a rank does not come.
+            BaseException: what attending to the vote raises while a rank does not come.
         """
         index = len(self.made)
         known = self._before is not None and index < len(self._before)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -15,13 +16,24 @@ def wait_for_ever() -> None:
 class Communicator(ABC):
     """The collectives of one set of connections.
 
-    A captured graph holds the communicator that it was captured with; a `Group` may be given another one. `watch` is
-    called while a collective waits for the other ranks, and may raise to give the collective up. After that, and
-    after a `CollectiveBroken`, the communicator can only be closed.
+    A captured graph holds the communicator that it was captured with; a `Group` may be given another one. After an
+    error the communicator can only be closed.
     """
 
     def __init__(self) -> None:
-        self.watch: Callable[[], None] = wait_for_ever
+        self.attend: Callable[[], None] = wait_for_ever
+
+    @contextmanager
+    def guarded(self, attend: Callable[[], None]) -> Iterator[None]:
+        """Have `attend` called while a collective of the block waits for other ranks.
+
+        Whatever it raises gives the collective up.
+        """
+        self.attend = attend
+        try:
+            yield
+        finally:
+            self.attend = wait_for_ever
 
     @abstractmethod
     def open(self) -> None:

@@ -104,7 +104,7 @@ class GlooCommunicator(Communicator):
                         # One that has not ended only told that the interval is over.
                         if ended:
                             raise CollectiveBroken(f"{what} broke off: {_first_line(error)}") from error
-                    self.watch()
+                    self.attend()
         finally:
             # It holds the sockets, and a traceback would hold it.
             del work

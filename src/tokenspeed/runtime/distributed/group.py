@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from tokenspeed.runtime.distributed.agreement import Agreement
-from tokenspeed.runtime.distributed.communicator import Communicator, wait_for_ever
+from tokenspeed.runtime.distributed.communicator import Communicator
 from tokenspeed.runtime.distributed.vote import Vote
 from tokenspeed_kernel.launch import launch
 
@@ -75,12 +75,12 @@ class Group:
             return
         if self.spare is None or self.agreement is None:
             raise RuntimeError(f"group {self.name} has no spare communicator")
-        self.spare.watch = self.agreement.begin(self._known.get(phase), vote)
-        self._trying = True
-        try:
-            yield self.agreement
-        finally:
-            self._trying = False
+        with self.agreement.phase(self._known.get(phase), vote) as attend, self.spare.guarded(attend):
+            self._trying = True
+            try:
+                yield self.agreement
+            finally:
+                self._trying = False
 
     def promote(self, calls: Mapping[str, list[str]]) -> None:
         """Let the spare serve, and close what served: no graph may hold that any more.
@@ -91,7 +91,6 @@ class Group:
         if self.spare is None:
             return
         before, self.serving, self.spare = self.serving, self.spare, None
-        self.serving.watch = wait_for_ever
         self._known.update(calls)
         if before is not None:
             before.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -72,6 +73,8 @@ class Vote:
         self._channel = channel
         self._ballots: dict[int, Ballot] = {}
         self._verdict: Verdict | None = None
+        # A thread that watches over this one may attend as well.
+        self._attending = threading.Lock()
 
     def attend(self, collectives: int, like_before: bool) -> None:
         """Hear what other ranks report, while this one waits for them in a collective.
@@ -84,8 +87,9 @@ class Vote:
             PeerFailed: another rank has failed.
             CollectiveMismatch: another rank has ended the phase and will not come.
         """
-        for source in self._channel.ready(0):
-            self._take(source)
+        with self._attending:
+            for source in self._channel.ready(0):
+                self._take(source)
         for ballot in self._ballots.values():
             if ballot.error is not None:
                 raise PeerFailed(ballot.rank, str(ballot.error.get("error")))

@@ -155,7 +155,7 @@ class _Attempt:
         edited = (*sources.modules.values(), *sources.unloaded.values())
         self._edited_files = {source.path: source.data.decode(errors="replace") for source in edited}
         self._own_files |= self._edited_files.keys()
-        self._phase("patch", "patching", lambda: self._patch(sources))
+        self._phase("patch", "patching", lambda: self._patch(sources), is_trial=True)
         self._phase("warm", "warming", self._warm, is_trial=True)
         return self._phase("graphs", "graphs", self._capture, is_trial=True)
 
@@ -163,7 +163,7 @@ class _Attempt:
         """Take back what this rank patched, and drop the connections that the edited code has used."""
         if self._transaction is not None:
             self._transaction.undo()
-        if "warm" in self.seconds:
+        if "patch" in self.seconds:
             self.reload.world.renew_spare()
 
     def commit(self) -> Report:
