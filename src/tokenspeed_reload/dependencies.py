@@ -223,7 +223,7 @@ def _closure(changed: Iterable[str], uses: Mapping[str, set[str]]) -> dict[str, 
 
 def ordered(names: Iterable[str], providers: Mapping[str, set[str]]) -> list[str]:
     """Providers before users; modules of one cycle keep the order in which they were first imported."""
-    position = {name: index for index, name in enumerate(sys.modules)}
+    position = {name: index for index, name in enumerate(list(sys.modules))}
     pending = sorted(names, key=lambda name: position.get(name, len(position)))
     index: dict[str, int] = {}
     low: dict[str, int] = {}

@@ -68,7 +68,7 @@ class Footprint:
             if not isinstance(record, DictContents) or not _differs(record):
                 continue
             target, before = record.target, dict(record.held)
-            added = {id(live_of.get(id(v))) for k, v in target.items() if k not in before}
+            added = {id(live_of.get(id(v))) for k, v in list(target.items()) if k not in before}
             for key in [k for k, v in before.items() if id(v) in added and target.get(k) is v]:
                 del target[key]
 
@@ -112,7 +112,7 @@ def _differs(record: Record) -> bool:
     match record:
         case DictContents(target=target, held=held):
             return len(target) != len(held) or any(
-                a is not b or c is not d for (a, c), (b, d) in zip(target.items(), held, strict=True)
+                a is not b or c is not d for (a, c), (b, d) in zip(list(target.items()), held, strict=False)
             )
         case ListContents(target=target, held=held):
             return len(target) != len(held) or any(a is not b for a, b in zip(target, held, strict=True))

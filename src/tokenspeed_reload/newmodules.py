@@ -28,7 +28,7 @@ class NewModules:
         """Log the modules that were loaded since `start`; modules of other packages stay loaded."""
         if not self._before:
             return
-        fresh = [n for n in sys.modules if n not in self._before and within(n, self._prefixes)]
+        fresh = [n for n in list(sys.modules) if n not in self._before and within(n, self._prefixes)]
         for name in fresh:
             self._before.add(name)
             record = self._records.modules.get(name)

@@ -99,7 +99,7 @@ class _Search:
     def _describe(self, holder: Any, value: Any, path: str) -> tuple[str, str]:
         """A finished name, or an empty one and the path so far."""
         if is_a(holder, dict):
-            key = next((k for k, v in holder.items() if v is value), None)
+            key = next((k for k, v in list(holder.items()) if v is value), None)
             module = self._names.get(id(holder))
             if module is not None:
                 return f"{module}.{key}{path}", ""
@@ -121,7 +121,7 @@ def _is_part(holder: Any, value: Any) -> bool:
     if is_a(holder, FrameType) or type(holder).__module__.startswith("tokenspeed_reload."):
         return True
     if type(holder) is MethodType and holder.__self__ is value:
-        kept = {id(item) for item in getattr(value, "__dict__", {}).values()}
+        kept = {id(item) for item in list(getattr(value, "__dict__", {}).values())}
         return any(id(above) in kept for above in gc.get_referrers(holder))
     if type(holder) is tuple and len(holder) == 2 and holder[0] is value:
         return True
@@ -134,7 +134,7 @@ def _is_part(holder: Any, value: Any) -> bool:
 def _attribute(holder: Any, value: Any) -> str:
     state = getattr(holder, "__dict__", None)
     if isinstance(state, dict):
-        return next((f".{name}" for name, item in state.items() if item is value), "")
+        return next((f".{name}" for name, item in list(state.items()) if item is value), "")
     return ""
 
 

@@ -141,12 +141,12 @@ class Substitution:
 
     def _dict(self, holder: dict[Any, Any]) -> None:
         self._log(DictContents, holder)
-        if any(id(key) in self._live_of for key in holder):
-            items = [(self._resolve(key), self._resolve(value)) for key, value in holder.items()]
+        if any(id(key) in self._live_of for key in list(holder)):
+            items = [(self._resolve(key), self._resolve(value)) for key, value in list(holder.items())]
             holder.clear()
             holder.update(items)
             return
-        for key, value in holder.items():
+        for key, value in list(holder.items()):
             if id(value) in self._live_of:
                 holder[key] = self._resolve(value)
 

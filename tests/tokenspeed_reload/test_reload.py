@@ -301,6 +301,38 @@ def test_loggers_and_locks_keep_their_identity(project):
     assert log is logging.getLogger("m")
 
 
+def test_other_threads_may_import_meanwhile(project):
+    """The tables of the process change while a reload looks through them."""
+    project.write(m="X = 0\ndef f():\n    return X\n")
+    project.watch("m")
+    m = project.load("m")
+    stop, names = threading.Event(), [f"imported_meanwhile_{index}" for index in range(10_000)]
+    sys.modules.update((name, types.ModuleType(name)) for name in names)
+
+    def import_and_forget() -> None:
+        while not stop.is_set():
+            for name in names[:50]:
+                del sys.modules[name]
+            for name in names[:50]:
+                sys.modules[name] = types.ModuleType(name)
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=import_and_forget)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for number in range(1, 6):
+            project.write(m=f"X = {number}\ndef f():\n    return X\n")
+            project.reload()
+            assert m.f() == number
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+        for name in names:
+            del sys.modules[name]
+
+
 def test_other_threads_never_miss_a_name(project):
     project.write_module("m", "def h(): return 1\ndef f(): return h()\nX = 1")
     project.watch("m", wait_s=60)

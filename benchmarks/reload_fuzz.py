@@ -1,0 +1,70 @@
+"""Random edits, valid and broken, against a running server under load.
+
+    python -m benchmarks.reload_fuzz [--seed 0] [--first 0] [--count 1000] [--ranks 2] [--cpu-graphs]
+
+A tiny random model is served on a CPU while clients of many kinds ask it all the time. Each edit changes the overlay
+and is sent with `reload_forward`; each has an expectation of its own. After each one the server must be as it was
+before, or as one that starts with the edited files: probes, sent alone, are compared in every bit of their
+log-probabilities, every request must end in a permitted way with its number of tokens, and no KV block may be left.
+Figures are printed as JSON. The first thing that must not happen ends the run, with the edit as a diff, the reply and
+the server's log, and with the arguments that make that edit again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.e2e.conftest import GRAPHS, SMALL
+from tests.fuzz.campaign import Campaign, Finding, Settings
+from tests.fuzz.program import Kinds
+from tests.tiny import tiny_llama
+
+
+def main() -> int:
+    """Run one campaign; 1 where it found something."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first edit; what came before is started with"
+    )
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--cpu-graphs", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--clients", type=int, default=5)
+    parser.add_argument("--across-ranks", action=argparse.BooleanOptionalAction, default=True,
+                        help="break one rank where its peers wait for it")  # fmt: skip
+    parser.add_argument("--deadly", type=float, default=0.0, help="share of the broken edits that cost a process")
+    parser.add_argument("--fresh-every", type=int, default=50, help="commits between comparisons with a fresh server")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds after which something hangs")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        flags = (*SMALL, *(GRAPHS if args.cpu_graphs else ()), "--tensor-parallel-size", str(args.ranks))
+        settings = Settings(
+            seed=args.seed,
+            model=str(tiny_llama(Path(scratch, "model"))),
+            flags=flags,
+            kinds=Kinds(args.ranks, args.cpu_graphs, args.across_ranks, args.deadly),
+            first=args.first,
+            count=args.count,
+            clients=args.clients,
+            limit_s=args.limit,
+            fresh_every=args.fresh_every,
+        )
+        campaign = Campaign(settings, Path(scratch), lambda line: print(line, flush=True))
+        try:
+            campaign.run()
+        except Finding as finding:
+            print(finding, file=sys.stderr)
+            return 1
+        finally:
+            if campaign.result.steps:
+                print(json.dumps(campaign.result.summary(), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

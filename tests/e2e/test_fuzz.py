@@ -1,0 +1,23 @@
+"""A short run of random edits, valid and broken, under load; `benchmarks/reload_fuzz.py` runs long ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import GRAPHS, SMALL
+from tests.e2e.harness import dump
+from tests.fuzz.campaign import Campaign, Settings
+from tests.fuzz.program import Kinds
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_random_edits_leave_the_server_as_it_was_or_as_a_fresh_one(tiny_model: Path, tmp_path: Path, seed: int) -> None:
+    settings = Settings(seed, str(tiny_model), (*SMALL, *GRAPHS), Kinds(graphs=True), count=20, fresh_every=8)
+    result = Campaign(settings, tmp_path).run()
+    summary = result.summary()
+    assert min(result.committed, result.failed) >= 0.3 * settings.count, dump(summary)
+    assert result.fresh >= 1 and result.compared > 0, dump(summary)
+    for grown in result.growth():
+        assert (grown.fds <= 2, grown.threads <= 2, grown.rss < 128 * 2**20) == (True, True, True), dump(summary)
