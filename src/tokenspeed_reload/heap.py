@@ -109,7 +109,7 @@ def _update(function: FunctionType, merge: Merge) -> None:
         return
     if after is None or is_in_place(code, after):
         return
-    fitted = fit(after, function, merge.definitions_for(function))
+    fitted = fit(after, function, merge.definitions_for(after))
     if fitted is None:
         merge.replace(where, function, NEW_CELLS, is_held=True)
         return

@@ -254,9 +254,9 @@ class Merge:
         """The code of a module before and after."""
         return self.codes[module.old.source.path]
 
-    def definitions_for(self, function: FunctionType) -> Definitions | None:
-        """The new source in which the function's code stands."""
-        path = function.__code__.co_filename
+    def definitions_for(self, code: CodeType) -> Definitions | None:
+        """The new source in which new code stands. Old code may stand in another file, such as an overlay's."""
+        path = code.co_filename
         return next((m.new for m in self.inputs.modules.values() if m.new.source.path == path), None)
 
     def module_of(self, value: Any) -> ModuleInputs | None:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,10 @@ class Patch:
         sources: Sources,
         padding: dict[CodeType, CodeType],
         report: Report,
+        settle: Callable[[], None] | None,
     ) -> None:
+        self._settle = settle
+        self._settling = False
         self._reloader = reloader
         self._finder = finder
         self._inputs = inputs
@@ -89,7 +92,7 @@ class Patch:
             self._apply()
         except BaseException as error:
             self._undo()
-            if isinstance(error, KeyboardInterrupt | GeneratorExit | StillRunning):
+            if self._settling or isinstance(error, KeyboardInterrupt | GeneratorExit | StillRunning):
                 raise
             raise self._failure(error) from error
         finally:
@@ -287,6 +290,10 @@ class Patch:
             self._footprint.log_into(self._log)
             self._report.objects_patched = len(merge.patched) + merge.bindings
             self._note_run_once()
+            if self._settle is not None:
+                self._settling = True
+                self._settle()
+                self._settling = False
             merge.replaced[:] = [e for e in merge.replaced if e.is_part or id(e.old) not in merge.new_of]
             self._drop_helpers()
             # What was executed and not kept must go before it is frozen with the rest: frozen, it would stay for

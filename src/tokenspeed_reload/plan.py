@@ -71,7 +71,7 @@ class Planner:
             after = self._merge.follower(function.__code__)
             if after is None:
                 continue
-            definitions = self._merge.definitions_for(function)
+            definitions = self._merge.definitions_for(after)
             if fit(after, function, definitions) is not None:
                 patched.append(where)
             elif _is_made_anew(definitions, function):

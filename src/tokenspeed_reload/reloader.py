@@ -172,12 +172,19 @@ class Reloader:
 
         return RunOnce(self.runs_once, self.built_by, sources, definitions)
 
-    def reload(self, modules: Iterable[str] | None = None, sources: Sources | None = None) -> Transaction:
+    def reload(
+        self,
+        modules: Iterable[str] | None = None,
+        sources: Sources | None = None,
+        settle: Callable[[], None] | None = None,
+    ) -> Transaction:
         """Execute changed modules and their users in place, as an open transaction.
 
         Args:
             modules: exactly these modules and their users; None for all reloadable ones that changed.
             sources: what `read` gave, here or in another process; the disk is then not read.
+            settle: called once all of it runs the new code, before what is stale is looked for: for holders that
+                choose anew among what the modules define. What it raises is raised, after all was undone.
 
         Raises:
             UnknownModules: a name that is not loaded or not recorded.
@@ -200,7 +207,7 @@ class Reloader:
         )
         foreign = {name: self._foreign_names(name) for name in inputs.modules}
         report.seconds["plan"] = time.perf_counter() - started
-        patch = Patch(self, self._finder, inputs, codes, sources, self._padding, report)
+        patch = Patch(self, self._finder, inputs, codes, sources, self._padding, report, settle)
         log = patch.run()
 
         def close(committed: bool) -> None:

@@ -69,6 +69,27 @@ def test_overlay_wins_at_start_and_at_reload(project, tmp_path):
     assert str(overlay) in reloader.looked_at()
 
 
+def test_a_method_that_lost_its_decorator_follows_into_the_overlay_and_back(project, tmp_path):
+    """Its cell cannot be taken away, so that its new code is fitted to it: that stands in another file each time."""
+    plain = "class A:\n    def f(self, x):\n        return x\n"
+    project.write_module("pkg.__init__", "")
+    project.write_module("pkg.a", plain)
+    project.watch("pkg", overlay=tmp_path / "overlay")
+    a = project.load("pkg.a").A()
+    overlaid = tmp_path / "overlay" / "pkg" / "a.py"
+    overlaid.parent.mkdir(parents=True)
+    decorated = plain.replace("    def", "    @twice\n    def")
+    overlaid.write_text(f"def twice(function):\n    return lambda *args: function(*args) * 2\n\n{decorated}")
+    project.reload()
+    assert a.f(1) == 2
+    overlaid.unlink()
+    assert project.reload().stale == []
+    assert a.f(1) == 1
+    overlaid.write_text(plain.replace("return x", "return x + 10"))
+    assert project.reload().stale == []
+    assert a.f(1) == 11
+
+
 def test_module_that_only_the_overlay_has(project, tmp_path):
     overlay = tmp_path / "overlay"
     project.write_module("pkg.__init__", "")

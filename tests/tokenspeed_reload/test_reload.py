@@ -360,6 +360,29 @@ def test_other_threads_never_miss_a_name(project):
     assert problems == []
 
 
+def test_holders_that_choose_anew_are_not_stale(project, picture):
+    project.write_module("m", "CHOICES = {}\ndef best(): return 1\nCHOICES['best'] = best\ndef plain(): return 0\n")
+    reloader = project.watch("m")
+    m = project.load("m")
+    held = {"choice": m.best}
+
+    def settle() -> None:
+        held["choice"] = m.best if "best" in vars(m) else m.plain
+
+    project.write_module("m", "CHOICES = {}\ndef plain(): return 0\n")
+    before = picture({}, ["m"])
+    with pytest.raises(KeyError, match="no choice"):
+        reloader.reload(settle=lambda: held["no choice"])
+    assert picture({}, ["m"]) == before
+    (stale,) = (transaction := reloader.reload()).report.stale
+    assert stale.definition == "m.best"
+    transaction.undo()
+    transaction = reloader.reload(settle=settle)
+    assert transaction.report.stale == []
+    transaction.commit()
+    assert held["choice"]() == 0
+
+
 def test_transactions_end_once_and_do_not_nest(project):
     project.write_module("m", "X = 1")
     reloader = project.watch("m")

@@ -72,7 +72,7 @@ class CuteAdapter:
         after = merge.follower(original) if original is not None else None
         if original is None or after is None or is_in_place(original, after):
             return
-        fitted = fit(after, function, merge.definitions_for(function))
+        fitted = fit(after, function, merge.definitions_for(after))
         where = f"{function.__module__}.{function.__qualname__}"
         if fitted is None:
             merge.replace(where, function, "Its closure needs values that only a new call of its maker gives.")

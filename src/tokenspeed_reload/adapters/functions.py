@@ -27,13 +27,13 @@ class FunctionAdapter:
         """Update `live`; it becomes a redirection when its cells cannot hold the new closure."""
         merge.follow(live, new)
         target = live
-        if is_redirection(live) and fit(new.__code__, live, merge.definitions_for(new)) is None:
+        if is_redirection(live) and fit(new.__code__, live, merge.definitions_for(new.__code__)) is None:
             held = (live.__kwdefaults__ or {})[TARGET]
             if type(held) is not FunctionType:
                 self._redirect(live, new, merge)
                 return live
             target = held
-        code = fit(new.__code__, target, merge.definitions_for(new))
+        code = fit(new.__code__, target, merge.definitions_for(new.__code__))
         if code is None:
             self._redirect(live, new, merge)
         else:

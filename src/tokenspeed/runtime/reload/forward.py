@@ -187,8 +187,8 @@ class _Attempt:
         return sources
 
     def _patch(self, sources: Sources) -> None:
-        self._transaction = self.reload.reloader.reload(self.call.modules, sources)
-        self.reload.plans.make_anew()
+        reload = self.reload
+        self._transaction = reload.reloader.reload(self.call.modules, sources, settle=reload.plans.make_anew)
 
     def _warm(self) -> None:
         self.reload.executor.warm(self._progress("warming"))

@@ -153,7 +153,7 @@ class Adoption:
         """The wrapped kernel, or the Python function, that stays."""
         if type(new.fn) is not FunctionType or type(live.fn) is not FunctionType:
             return self._merge.resolve(new.fn)
-        if fit(new.fn.__code__, live.fn, self._merge.definitions_for(new.fn)) is None:
+        if fit(new.fn.__code__, live.fn, self._merge.definitions_for(new.fn.__code__)) is None:
             return new.fn  # a redirection would hide the closure from the compiler
         self._merge.forced.add((id(live.fn), id(new.fn)))
         return self._merge.merge(live.fn, new.fn, where)
