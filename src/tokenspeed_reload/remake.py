@@ -345,7 +345,7 @@ class _Signature:
         assert not isinstance(self._new.node, ast.ClassDef)
         after = merge.follower(function.__code__)
         assert after is not None
-        code = fit(after, function, merge.definitions_for(function))
+        code = fit(after, function, merge.definitions_for(after))
         keywords = {a.arg for a in self._new.node.args.kwonlyargs}
         positional = tuple(defaults[n] for n in parameters_of(self._new.node) if n in defaults.keys() - keywords)
         wanted: dict[str, Any] = {
