@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.engine import InProcessEngine
+from tests.ranks import RankProcesses, tokens
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, ModelOptions, SchedulerOptions
 from tokenspeed.runtime.loader.source import resolve
 from tokenspeed.runtime.loader.weights import checkpoint_weights
@@ -97,3 +98,13 @@ def test_preempted(prompts: list[list[int]], expected: list[list[int]], tmp_path
     engine = InProcessEngine(config, tmp_path).start()
     assert engine.generate(prompts, GREEDY) == expected
     assert engine.scheduler.loads(paused=False).preemptions > 0
+
+
+def test_over_three_ranks(prompts: list[list[int]], expected: list[list[int]], rank_processes: RankProcesses) -> None:
+    """The model has nine heads and three KV heads."""
+    config = Config(
+        model=ModelOptions(model="smollm2", max_model_len=256),
+        scheduler=SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=48),
+        cache=CacheOptions(max_total_tokens=4096),
+    )
+    assert tokens(rank_processes.generate(3, config, prompts, GREEDY)) == expected

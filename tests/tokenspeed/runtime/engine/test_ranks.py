@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace as replace_struct
 
+from tests.block_fp8 import checkpoint
 from tests.byte_tokenizer import EOS, VOCAB_SIZE, write_tokenizer
 from tests.hf_models import write_model
 from tests.ranks import RankProcesses, check, tokens
@@ -83,6 +85,25 @@ def test_the_text_is_that_of_one_rank_and_of_transformers(
         spread = rank_processes.generate(ranks, config(directory, graphs), PROMPTS, GREEDY)
         assert tokens(spread) == tokens(alone)
         assert numbers(spread) == pytest.approx(numbers(alone), abs=1e-3)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_float8_weights_with_scales_are_spread(rank_processes: RankProcesses, tmp_path: Path, load_format: str) -> None:
+    directory, _ = checkpoint(tmp_path)
+    (directory / "tokenizer.json").write_text(json.dumps({}))
+    settings = config(directory, load_format=load_format)
+    alone, spread = (rank_processes.generate(ranks, settings, PROMPTS, GREEDY) for ranks in (1, 2))
+    assert tokens(spread) == tokens(alone)
+    assert numbers(spread) == pytest.approx(numbers(alone), abs=1e-3)
+
+
+def test_each_rank_has_the_memory_of_its_part_only(rank_processes: RankProcesses, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8192, "num_key_value_heads": 4}
+    write_model(tmp_path, **sizes)
+    whole, *_ = check(rank_processes.run(1, config(tmp_path)))
+    parts = check(rank_processes.run(4, config(tmp_path)))
+    assert [part.weight_bytes for part in parts] == pytest.approx([whole.weight_bytes / 4] * 4, rel=0.01)
+    assert max(part.memory for part in parts) < 0.6 * whole.weight_bytes
 
 
 def transformers_answer(model: Any, prompt: list[int], count: int) -> list[int]:
