@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenspeed_reload.adapters.caches import CACHED_FUNCTION, clear_cache
 from tokenspeed_reload.codes import fit, is_in_place, is_redirection
-from tokenspeed_reload.merge import NEW_CELLS, REMOVED, Merge
+from tokenspeed_reload.merge import NEW_CELLS, REMOVED, Edit, Merge
 from tokenspeed_reload.undo import FunctionCode, set_code
 from tokenspeed_reload.values import same_code
 
@@ -121,4 +121,4 @@ def _update(function: FunctionType, merge: Merge) -> None:
     counts = not same_code(code, fitted)
     merge.touch(function, counts=counts)
     if counts:
-        merge.edited.append((where, function))
+        merge.edited.append(Edit(where, function))

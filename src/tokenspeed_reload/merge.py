@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from tokenspeed_reload.codes import CodeMap, is_redirection, redirect
 from tokenspeed_reload.definitions import Definitions
@@ -71,6 +71,15 @@ class Replaced:
 
 
 @dataclass(frozen=True)
+class Edit:
+    """A function that an edit changed, added to a class, or took from it."""
+
+    where: str
+    function: FunctionType
+    kind: Literal["changed", "added", "removed"] = "changed"
+
+
+@dataclass(frozen=True)
 class Constant:
     """The value that a name had before the reload."""
 
@@ -113,7 +122,7 @@ class Merge:
     replaced: list[Replaced] = field(default_factory=list)
     needs_restart: list[NeedsRestart] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    edited: list[tuple[str, FunctionType]] = field(default_factory=list)
+    edited: list[Edit] = field(default_factory=list)
     new_values: list[tuple[str, str]] = field(default_factory=list)
     constants: dict[tuple[str, str], Constant] = field(default_factory=dict)
     superseded: list[tuple[Any, Any]] = field(default_factory=list)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenspeed_reload import heap, running
 from tokenspeed_reload.bindings import bind
+from tokenspeed_reload.builtfrom import ABSENT, Print, print_of, print_of_value, prints_before
 from tokenspeed_reload.codes import CodeMap
 from tokenspeed_reload.effects import Footprint
 from tokenspeed_reload.errors import ReloadError, StillRunning, describe
@@ -80,6 +81,8 @@ class Patch:
         self._substitution = Substitution(self._merge, self._footprint.covers)
         self._new_modules = NewModules(self._prefixes, reloader.records)
         self._module = ""
+        self._values_before: dict[str, Print] = {}
+        self.built_from: dict[str, Print] = {}
         self._interval = 0.0
 
     def run(self) -> UndoLog:
@@ -156,6 +159,7 @@ class Patch:
             return
         old = dict(namespace)
         self._log.once(DictContents, namespace)
+        self._values_before |= {f"{module.name}.{n}": print_of_value(old.get(n)) for n in module.rebuilt}
         self._log_mutated(module)
         self._withdraw(module, old)
         self._drop_attributes(module)
@@ -342,15 +346,27 @@ class Patch:
         """Name the edits whose effect is only in what was built before this reload."""
         merge, reloader = self._merge, self._reloader
         once = reloader.run_once(self._inputs)
-        for where, function in merge.edited:
+        functions_before = prints_before(self._log)
+        for edit in merge.edited:
+            function = edit.function
             if has_cached_values(function):
                 name = f"{function.__module__}.{function.__qualname__}"
                 merge.restart(name, "objects keep the value that they computed before this reload")
             elif once.function(function, function.__globals__):
-                merge.restart(where, RunOnce.WHY)
+                now = print_of(function)
+                before = ABSENT if edit.kind == "added" else functions_before.get(id(function), now)
+                if self._is_news(edit.where, before, ABSENT if edit.kind == "removed" else now):
+                    merge.restart(edit.where, RunOnce.WHY)
         for module, name in merge.new_values:
             if once.value(name):
-                merge.restart(f"{module}.{name}", "what was built from it before this reload is kept as it is")
+                where, value = f"{module}.{name}", vars(sys.modules[module]).get(name)
+                if self._is_news(where, self._values_before.get(where, ABSENT), print_of_value(value)):
+                    merge.restart(where, RunOnce.WHY_VALUE)
+
+    def _is_news(self, where: str, before: Print, now: Print) -> bool:
+        """True unless what ran once did so with what is there now."""
+        first = self.built_from.setdefault(where, self._reloader.built_from.first(where, before))
+        return first != now
 
     def _drop_helpers(self) -> None:
         merge = self._merge

@@ -11,6 +11,7 @@ from types import CodeType, ModuleType
 from typing import TypeVar
 
 from tokenspeed_reload.adapters import default_adapters
+from tokenspeed_reload.builtfrom import BuiltFrom
 from tokenspeed_reload.bystanders import Bystanders
 from tokenspeed_reload.definitions import Definitions, parse
 from tokenspeed_reload.dependencies import Uses, import_edges, ordered, providers_of, used_by_objects
@@ -76,6 +77,7 @@ class Reloader:
         self._uses = Uses()
         self.bystanders = Bystanders(self.records.modules, self._uses, self._definitions)
         self._parsed: dict[str, Definitions] = {}
+        self.built_from = BuiltFrom()
         self._padding: dict[CodeType, CodeType] = {}
         self._open: Transaction | None = None
 
@@ -221,6 +223,7 @@ class Reloader:
                 for name, names in foreign.items():
                     for records in self._all_records(name):
                         records.note_names(name, vars(sys.modules[name]), names)
+                self.built_from.keep(patch.built_from)
                 self._disk.note_files()
 
         self._open = Transaction(report, log, close)

@@ -37,6 +37,7 @@ class RunOnce:
     """
 
     WHY = "it runs once; what it built before this reload is kept as it is"
+    WHY_VALUE = "what was built from it before this reload is kept as it is"
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType, MemberDescriptorType
 from typing import Any, Protocol
 
@@ -54,6 +54,9 @@ class UndoLog:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)
 
     def add(self, record: Record) -> None:
         """Append a record; to be called before the write."""

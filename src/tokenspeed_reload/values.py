@@ -60,11 +60,14 @@ def same_dict(left: dict[str, Any] | None, right: dict[str, Any] | None) -> bool
 
 def same_code(left: CodeType, right: CodeType) -> bool:
     """True when two code objects do the same, wherever they stand in the file."""
-    return left is right or _meaning(left) == _meaning(right)
+    return left is right or meaning_of(left) == meaning_of(right)
 
 
-def _meaning(code: CodeType) -> tuple[Any, ...]:
-    constants = tuple(("code", _meaning(c)) if isinstance(c, CodeType) else (type(c), repr(c)) for c in code.co_consts)
+def meaning_of(code: CodeType) -> tuple[Any, ...]:
+    """What code does, without its place in the file."""
+    constants = tuple(
+        ("code", meaning_of(c)) if isinstance(c, CodeType) else (type(c), repr(c)) for c in code.co_consts
+    )
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_name)
     return (code.co_code, constants, counts, names, code.co_exceptiontable)

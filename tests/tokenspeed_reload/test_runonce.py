@@ -101,3 +101,48 @@ def test_an_alias_in_a_class_is_used_where_its_name_is(project, alias, user, nam
     text = "class Part:\n    def __init__(self): self.n = 1\n"
     text += f"class Model:\n    {alias}\n    def {user}(self): self.kind()\ndef build(): return Model()"
     assert needs_restart(project, text, text.replace("self.n = 1", "self.n = 2")) == named
+
+
+BACK = [
+    ("self.table = None", "self.table = 0", "m.Layer.__init__"),
+    (
+        "def __init__(self, n=1): self.n = n\ndef build",
+        "def __init__(self, n=2): self.n = n\ndef build",
+        "m.Part.__init__",
+    ),
+    ("FACTOR = 1", "FACTOR = 2", "m.FACTOR"),
+    ("SHAPES = (1, 2)", "SHAPES = (1, 2, 3)", "m.SHAPES"),
+    ("TABLE = [1, {2: 3}]", "TABLE = [1, {2: 4}]", "m.TABLE"),
+    ("return len(SHAPES)", "return len(SHAPES) + 1", "m._deeper"),
+    ("self.rows() +", "self.rows() -", "m.Layer.plan"),
+    ("    def __init__(self): self.table = None\n", "", "m.Layer.__init__"),
+    ("class Part:\n", "class Part:\n    def plan(self): pass\n", "m.Part.plan"),
+    ("limit=LIMIT", "limit=3", "m.Layer.plan_more"),
+    ("LIMIT = 1", "LIMIT = 2", "m.Layer.plan_more"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "named"), BACK)
+def test_an_edit_that_is_taken_back_is_not_named(project, old, new, named):
+    text = LAYER.replace("class Layer:\n", "class Layer:\n    def plan_more(self, limit=LIMIT): return limit, TABLE\n")
+    text = "TABLE = [1, {2: 3}]\nLIMIT = 1\n" + text
+    assert old in text
+    project.write_module("m", text)
+    reloader = project.watch("m", runs_once=["__init__", "plan*", "build"])
+    project.load("m")
+
+    def told() -> list[str]:
+        reloader.plan()
+        found = [item.what for item in project.reload().needs_restart]
+        return found
+
+    for _ in range(2):
+        project.write_module("m", text.replace(old, new))
+        reloader.reload().undo()
+        assert named in told()
+        project.write_module("m", text.replace(old, new) + "# the end\nOTHER = 1\n")
+        assert told() == []
+        project.write_module("m", text)
+        assert told() == []
+    project.write_module("m", text.replace(old, new))
+    assert named in told()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import abc
 import enum
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import Any
+from typing import Any, Literal
 
 from tokenspeed_reload.adapters.containers import CONTAINERS, refill
 from tokenspeed_reload.codes import TARGET, is_redirection, redirect
-from tokenspeed_reload.merge import REMOVED, Merge
+from tokenspeed_reload.merge import REMOVED, Edit, Merge
 from tokenspeed_reload.undo import MISSING, ClassState, FunctionState
 from tokenspeed_reload.values import is_a, same_dict, same_value
 
@@ -102,7 +102,7 @@ class ClassAdapter:
         for name in list(vars(live)):
             gone = name not in vars(new) and name not in _FIXED and name not in skip
             if gone and (name in defined or _is_special(name)):
-                self._note_edit(f"{where}.{name}", vars(live)[name], merge)
+                self._note_edit(f"{where}.{name}", vars(live)[name], "removed", merge)
                 if merge.is_old_code(vars(live)[name]):
                     merge.replace(f"{where}.{name}", vars(live)[name], REMOVED)
                 self._remove(live, name, merge)
@@ -114,7 +114,7 @@ class ClassAdapter:
         old = vars(live).get(name, MISSING)
         if old is MISSING:
             stays = merge.resolve(value)
-            self._note_edit(where, stays, merge)
+            self._note_edit(where, stays, "added", merge)
         elif keep and not _has_code(value):
             if type(old) is type(value) and type(value) in CONTAINERS and value:
                 refill(old, value, where, merge)
@@ -141,10 +141,10 @@ class ClassAdapter:
             type(stays).__set_name__(stays, live, name)
         merge.touch(live, counts=name not in _POSITIONS)
 
-    def _note_edit(self, where: str, member: Any, merge: Merge) -> None:
+    def _note_edit(self, where: str, member: Any, kind: Literal["added", "removed"], merge: Merge) -> None:
         """A function that came or went is an edit of what runs under its name."""
         if isinstance(member, FunctionType):
-            merge.edited.append((where, member))
+            merge.edited.append(Edit(where, member, kind))
 
     def _remove(self, live: Any, name: str, merge: Merge) -> None:
         if isinstance(vars(live)[name], MemberDescriptorType):

@@ -7,7 +7,7 @@ from types import CellType, FunctionType
 from typing import Any
 
 from tokenspeed_reload.codes import TARGET, fit, is_in_place, is_redirection, redirect
-from tokenspeed_reload.merge import Merge
+from tokenspeed_reload.merge import Edit, Merge
 from tokenspeed_reload.undo import MISSING, Cell, FunctionState, cell_value, set_code
 from tokenspeed_reload.values import same_code, same_dict, same_value
 
@@ -40,7 +40,7 @@ class FunctionAdapter:
             merge.note_padding(code, new.__code__)
             self._update(target, new, code, where, merge)
         if id(live) in merge.patched:
-            merge.edited.append((where, live))
+            merge.edited.append(Edit(where, live))
         return live
 
     def _update(self, live: FunctionType, new: FunctionType, code: Any, where: str, merge: Merge) -> None:
