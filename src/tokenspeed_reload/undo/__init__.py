@@ -1,0 +1,54 @@
+"""What an undo needs: the log, and a record for each kind of place that a reload writes to."""
+
+from tokenspeed_reload.undo.containers import AddedEntry, DictContents, Entry, ListContents, SetContents, replace_dict
+from tokenspeed_reload.undo.functions import (
+    CacheClear,
+    Cell,
+    FunctionCode,
+    FunctionState,
+    MethodWrapper,
+    cell_value,
+    set_code,
+)
+from tokenspeed_reload.undo.log import MISSING, Record, UndoLog
+from tokenspeed_reload.undo.objects import (
+    ClassState,
+    InstanceClass,
+    InstanceSlots,
+    InstanceState,
+    set_class,
+    set_members,
+    slots_of,
+)
+from tokenspeed_reload.undo.places import Attribute, Exchange, LineCache, Participant, ParticipantState
+
+__all__ = [
+    "MISSING",
+    "AddedEntry",
+    "Attribute",
+    "CacheClear",
+    "Cell",
+    "ClassState",
+    "DictContents",
+    "Entry",
+    "Exchange",
+    "FunctionCode",
+    "FunctionState",
+    "InstanceClass",
+    "InstanceSlots",
+    "InstanceState",
+    "LineCache",
+    "ListContents",
+    "MethodWrapper",
+    "Participant",
+    "ParticipantState",
+    "Record",
+    "SetContents",
+    "UndoLog",
+    "cell_value",
+    "replace_dict",
+    "set_class",
+    "set_code",
+    "set_members",
+    "slots_of",
+]

@@ -1,0 +1,83 @@
+"""The undo log: every write of a reload, as a record that can exchange the old state and the new one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
+
+
+class Record(ABC):
+    """One place that a reload wrote to. It holds the state that is not in force."""
+
+    @abstractmethod
+    def exchange(self) -> None:
+        """Put the held state in force and hold the one that was."""
+
+
+class UndoLog:
+    """The records of one transaction, in the order of the writes."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._seen: set[tuple[type, int]] = set()
+        self._reversed = False
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)
+
+    def add(self, record: Record) -> None:
+        """Append a record; to be called before the write."""
+        self._records.append(record)
+
+    def once(self, kind: Callable[[Any], Record], target: Any) -> None:
+        """Append `kind(target)` unless the log holds that record already."""
+        key = (kind, id(target))
+        if key not in self._seen:
+            self._seen.add(key)  # type: ignore[arg-type]
+            self._records.append(kind(target))
+
+    def insert_first(self, records: list[Record]) -> None:
+        """Put records of writes that came before all others."""
+        self._records[:0] = records
+
+    @property
+    def in_force(self) -> bool:
+        """True while the new state is in force."""
+        return not self._reversed
+
+    def exchange(self) -> None:
+        """Go from the new state to the old one, or back."""
+        errors: list[BaseException] = []
+        for record in self._records if self._reversed else reversed(self._records):
+            try:
+                record.exchange()
+            except BaseException as error:  # the rest must be restored all the same
+                errors.append(error)
+        self._reversed = not self._reversed
+        if errors:
+            raise BaseExceptionGroup("some state could not be exchanged; restart the program", errors)
+
+    def held_containers(self) -> list[Any]:
+        """The containers in which the log itself keeps old objects."""
+        found: list[Any] = [self._records]
+        todo: list[Any] = []
+        for record in self._records:
+            found.append(vars(record))
+            todo.extend(held for held in [vars(record).get("held")] if type(held) in (list, tuple, dict))
+        while todo:
+            value = todo.pop()
+            found.append(value)
+            inner = value.values() if isinstance(value, dict) else value
+            todo.extend(item for item in inner if type(item) in (list, tuple, dict))
+        return found
+
+    def clear(self) -> None:
+        """Let go of the state that is not in force."""
+        self._records.clear()
+        self._seen.clear()
