@@ -1,6 +1,7 @@
 """In-place, transactional reload of Python modules: what is held follows, users run again, failures leave no trace."""
 
 from tokenspeed_reload.errors import (
+    IncompleteUndo,
     ReloaderError,
     ReloadError,
     ReloadInProgress,
@@ -21,6 +22,7 @@ __all__ = [
     "Adapter",
     "Change",
     "Effect",
+    "IncompleteUndo",
     "LibraryAdapter",
     "Merge",
     "NeedsRestart",

@@ -42,8 +42,21 @@ class UnknownModules(ReloaderError):
         super().__init__(f"name only modules that are loaded and belong to the recorded packages, not {told}")
 
 
+class IncompleteUndo(ReloaderError):
+    """Some of what a reload wrote could not be exchanged; all the rest was.
+
+    Attributes:
+        errors: what failed, as "Type: message".
+    """
+
+    def __init__(self, errors: Sequence[BaseException]) -> None:
+        self.errors = [describe(error) for error in errors]
+        told = "; ".join(dict.fromkeys(self.errors))
+        super().__init__(f"restart the program: some state could not be exchanged ({told})")
+
+
 class ReloadError(ReloaderError):
-    """A reload that failed and was undone completely.
+    """A reload that failed and was undone.
 
     Attributes:
         phase: "read" (nothing had been touched) or "patch".
@@ -52,6 +65,7 @@ class ReloadError(ReloaderError):
         line: its line number, starting at 1, or None.
         text: the line itself without its indentation, or None.
         error: the cause as "Type: message".
+        not_undone: what kept the undo from being complete, as "Type: message"; empty as a rule.
     """
 
     def __init__(
@@ -63,6 +77,7 @@ class ReloadError(ReloaderError):
         file: str | None = None,
         line: int | None = None,
         text: str | None = None,
+        not_undone: Sequence[str] = (),
     ) -> None:
         self.phase = phase
         self.module = module
@@ -71,7 +86,10 @@ class ReloadError(ReloaderError):
         self.text = text
         self.error = error
         where = f" ({file}:{line}: {text})" if file and line else f" ({file})" if file else ""
-        super().__init__(f"{module or 'reload'}: {error}{where}")
+        self.not_undone = list(not_undone)
+        told = "; ".join(dict.fromkeys(self.not_undone))
+        after = f"; restart the program, since the undo could not restore all ({told})" if told else ""
+        super().__init__(f"{module or 'reload'}: {error}{where}{after}")
 
 
 class StillRunning(ReloadError):

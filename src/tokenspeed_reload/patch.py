@@ -16,9 +16,10 @@ from tokenspeed_reload.bindings import bind
 from tokenspeed_reload.builtfrom import ABSENT, Print, print_of, print_of_value, prints_before
 from tokenspeed_reload.codes import CodeMap
 from tokenspeed_reload.effects import Footprint
-from tokenspeed_reload.errors import ReloadError, StillRunning, describe
+from tokenspeed_reload.errors import IncompleteUndo, ReloadError, StillRunning, describe
 from tokenspeed_reload.execute import execute
 from tokenspeed_reload.inputs import Inputs
+from tokenspeed_reload.interrupts import uninterrupted
 from tokenspeed_reload.loader import SourceFinder, within
 from tokenspeed_reload.merge import REMOVED, Merge
 from tokenspeed_reload.moduleinputs import ModuleInputs
@@ -94,10 +95,11 @@ class Patch:
         try:
             self._apply()
         except BaseException as error:
-            self._undo()
+            not_undone = self._undo()
             if self._settling or isinstance(error, KeyboardInterrupt | GeneratorExit | StillRunning):
+                error.add_note(f"restart the program: {not_undone}") if not_undone else None
                 raise
-            raise self._failure(error) from error
+            raise self._failure(error, not_undone) from error
         finally:
             self._finder.serving = {}
             sys.setswitchinterval(self._interval)
@@ -377,19 +379,35 @@ class Patch:
         self._footprint = Footprint(self._prefixes)
         self._substitution = Substitution(merge, self._footprint.covers)
 
-    def _undo(self) -> None:
-        self._new_modules.log_into(self._log)
-        self._footprint.log_into(self._log)
-        self._log.exchange()
-        self._log.clear()
+    def _undo(self) -> list[str]:
+        """Undo all; returns what failed on the way, as "Type: message"."""
+        failures: list[str] = []
+        with uninterrupted():
+            for step in (
+                lambda: self._new_modules.log_into(self._log),
+                lambda: self._footprint.log_into(self._log),
+                self._log.exchange,
+            ):
+                try:
+                    step()
+                except IncompleteUndo as error:
+                    failures.extend(error.errors)
+                except Exception as error:
+                    failures.append(describe(error))
+            self._log.clear()
+        return failures
 
-    def _failure(self, error: BaseException) -> ReloadError:
+    def _failure(self, error: BaseException, not_undone: list[str]) -> ReloadError:
         message = describe(error)
+        file: str | None
         if isinstance(error, SyntaxError) and error.filename:
             text = error.text.strip() if error.text else None
-            return ReloadError("patch", message, module=self._module, file=error.filename, line=error.lineno, text=text)
-        file, line = self._place(error.__traceback__)
-        return ReloadError("patch", message, module=self._module, file=file, line=line, text=self._text(file, line))
+            file, line = error.filename, error.lineno
+        else:
+            file, line = self._place(error.__traceback__)
+            text = self._text(file, line)
+        where: dict[str, Any] = {"module": self._module, "file": file, "line": line, "text": text}
+        return ReloadError("patch", message, **where, not_undone=not_undone)
 
     def _place(self, trace: TracebackType | None) -> tuple[str | None, int | None]:
         """The innermost line of the recorded modules in a traceback."""

@@ -11,7 +11,7 @@ from types import CodeType, ModuleType
 from typing import TypeVar
 
 from tokenspeed_reload.adapters import default_adapters
-from tokenspeed_reload.builtfrom import BuiltFrom
+from tokenspeed_reload.builtfrom import BuiltFrom, Print
 from tokenspeed_reload.bystanders import Bystanders
 from tokenspeed_reload.definitions import Definitions, parse
 from tokenspeed_reload.dependencies import Uses, import_edges, ordered, providers_of, used_by_objects
@@ -215,16 +215,7 @@ class Reloader:
         def close(committed: bool) -> None:
             self._open = None
             if committed:
-                for name, code in codes.items():
-                    for records in self._all_records(name):
-                        known = records.modules[name]
-                        records.add(replace(known, source=sources.modules[name], code=code))
-                    self._parsed[name] = inputs.modules[name].new
-                for name, names in foreign.items():
-                    for records in self._all_records(name):
-                        records.note_names(name, vars(sys.modules[name]), names)
-                self.built_from.keep(patch.built_from)
-                self._disk.note_files()
+                self._keep(sources, analysis, foreign, patch.built_from)
 
         self._open = Transaction(report, log, close)
         return self._open
@@ -238,6 +229,29 @@ class Reloader:
     def transaction(self, modules: Iterable[str] | None = None, sources: Sources | None = None) -> Transaction:
         """`reload` for a `with` statement: committed at its end, undone when its block raises."""
         return self.reload(modules, sources)
+
+    def _keep(
+        self, sources: Sources, analysis: _Analysis, foreign: dict[str, set[str]], built_from: dict[str, Print]
+    ) -> None:
+        """Take the new code for what runs; a failure leaves the records as they were."""
+        before = [(records, dict(records.modules)) for records in (self.records, *self._finder.others())]
+        parsed = dict(self._parsed)
+        try:
+            for name, code in analysis.codes.items():
+                for records in self._all_records(name):
+                    records.add(replace(records.modules[name], source=sources.modules[name], code=code))
+                self._parsed[name] = analysis.inputs.modules[name].new
+            for name, names in foreign.items():
+                for records in self._all_records(name):
+                    records.note_names(name, vars(sys.modules[name]), names)
+            self._disk.note_files()
+            self.built_from.keep(built_from)
+        except BaseException:
+            for records, modules in before:
+                records.modules.clear()
+                records.modules.update(modules)
+            self._parsed = parsed
+            raise
 
     def _all_records(self, name: str) -> list[Records]:
         """The records of every reloader of this process that knows module `name`."""

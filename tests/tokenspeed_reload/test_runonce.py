@@ -133,8 +133,7 @@ def test_an_edit_that_is_taken_back_is_not_named(project, old, new, named):
 
     def told() -> list[str]:
         reloader.plan()
-        found = [item.what for item in project.reload().needs_restart]
-        return found
+        return [item.what for item in project.reload().needs_restart]
 
     for _ in range(2):
         project.write_module("m", text.replace(old, new))

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tokenspeed_reload.errors import IncompleteUndo
+
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
 
 
@@ -52,7 +54,11 @@ class UndoLog:
         return not self._reversed
 
     def exchange(self) -> None:
-        """Go from the new state to the old one, or back."""
+        """Go from the new state to the old one, or back.
+
+        Raises:
+            IncompleteUndo: some records could not; the others did.
+        """
         errors: list[BaseException] = []
         for record in self._records if self._reversed else reversed(self._records):
             try:
@@ -61,7 +67,7 @@ class UndoLog:
                 errors.append(error)
         self._reversed = not self._reversed
         if errors:
-            raise BaseExceptionGroup("some state could not be exchanged; restart the program", errors)
+            raise IncompleteUndo(errors) from errors[0]
 
     def held_containers(self) -> list[Any]:
         """The containers in which the log itself keeps old objects."""
