@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.e2e.harness import installed_path
@@ -186,3 +187,27 @@ def test_an_edit_may_branch_on_the_rank(edited: Edited) -> None:
     edited.write(LLAMA, MLP, f"return self.mlp(hidden * (1 if {RANK} == 0 else -1)), residual")
     assert edited.reload()["success"]
     assert edited.answers() != before
+
+
+@pytest.mark.parametrize("edited", ["graphs"], indirect=True)
+def test_a_spare_that_cannot_be_made_refuses_the_next_reload_only(edited: Edited) -> None:
+    command = next(
+        c.cmdline() for c in psutil.Process().children() if "tokenspeed.rank" in c.cmdline() and c.is_running()
+    )
+    meeting = Path(command[command.index("--run-dir") + 1]) / "store"
+    away = meeting.rename(meeting.with_name("away"))
+    meeting.mkdir()
+    before = edited.answers()
+    edited.write(LLAMA, MLP, "return self.mlp(hidden) * 0.5, residual")
+    assert edited.reload()["success"]  # what it ran on was there before; the next one is missing
+    after = edited.answers()
+    assert after != before
+    edited.revert(LLAMA)
+    reply = edited.reload()
+    assert (reply["success"], reply["code"], reply["phase"]) == (False, "failed", "queue")
+    assert "no spare communicator can be made" in reply["error"] and "nothing was changed" in reply["error"]
+    assert edited.answers() == after
+    meeting.rmdir()
+    away.rename(meeting)
+    assert edited.reload()["success"]
+    assert edited.answers() == before
