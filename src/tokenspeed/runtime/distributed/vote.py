@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -32,6 +33,8 @@ class Ballot(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives that the rank called in the phase; None where nobody counts."""
     like_before: bool = False
     """Whether these are just what the serving code calls."""
+    checksum: int | None = None
+    """Of what every rank computes alike; None where there is nothing such."""
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
@@ -50,6 +53,14 @@ class Verdict(msgspec.Struct, frozen=True, tag=True):
         """The failure that the others follow from; the lowest rank's where several failed for themselves."""
         failures = [ballot for ballot in self.ballots if ballot.error is not None]
         return min(failures, key=lambda ballot: (ballot.is_victim, ballot.rank), default=None)
+
+    @property
+    def odd(self) -> int | None:
+        """The rank whose checksum few others have, where they are not all equal; the last of several such."""
+        often = Counter(ballot.checksum for ballot in self.ballots)
+        if len(often) == 1:
+            return None
+        return max(self.ballots, key=lambda ballot: (-often[ballot.checksum], ballot.rank)).rank
 
     @property
     def seconds(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,13 +144,21 @@ class Executor:
             raise DeviceLost(f"the GPU cannot go on after a step failed with: {cause}; restart the server") from lost
 
     @torch.inference_mode()
-    def warm(self, progress: Callable[[str], None]) -> None:
-        """Run the dummy steps eagerly, through the sampler both greedy and not; only the scratch block is written."""
+    def warm(self, progress: Callable[[str], None], look: Callable[[torch.Tensor], None] = lambda _: None) -> None:
+        """Run the dummy steps eagerly, through the sampler both greedy and not; only the scratch block is written.
+
+        Args:
+            progress: called before each kind of step.
+            look: called with the logits of each step and with the ids that are sampled from them.
+        """
         progress("prefill")
-        self._warm_logits(self.dummies.prefill)
+        look(self._warm_logits(self.dummies.prefill))
         progress("decode")
         for shape in self.dummies.decode:
-            self._warm_sampler(self._warm_logits(shape), shape)
+            logits = self._warm_logits(shape)
+            look(logits)
+            for token_ids in self._warm_sampler(logits, shape):
+                look(token_ids)
 
     @torch.inference_mode()
     def run_largest(self) -> None:
@@ -186,7 +194,7 @@ class Executor:
         hidden = self._forward(shape, inputs)
         return self._logits(hidden[inputs.last_tokens])
 
-    def _warm_sampler(self, logits: torch.Tensor, shape: StepShape) -> None:
+    def _warm_sampler(self, logits: torch.Tensor, shape: StepShape) -> Iterator[torch.Tensor]:
         mask = np.full(-(-logits.shape[1] // 32), -1, dtype=np.int32)
         for params in DUMMY_SAMPLING:
             row = SamplingRow(params, 1, prompt_ids=(0,), answer_ids=(0,), allowed=None if params.plain else mask)
@@ -194,8 +202,9 @@ class Executor:
             token_ids = self.sampler(logits, batch)
             if batch.logprobs is not None:
                 self.sampler.logprobs(logits, token_ids, batch.logprobs)
+            yield token_ids
         if self.sample_on_device:
-            self._sample_plain(logits, self.buffers.inputs(shape))
+            yield self._sample_plain(logits, self.buffers.inputs(shape))
 
     @torch.inference_mode()
     def capture(self, number: int, progress: Callable[[str], None]) -> Generation:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import msgspec
+import torch
 
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.errors import culprit, is_victim
@@ -43,6 +45,15 @@ class PhaseFailed(Exception):
         """As a ballot tells it: of the rank that is to blame, where that is another one."""
         assert ballot.error is not None
         return cls(phase, ballot.rank if ballot.culprit is None else ballot.culprit, ballot.error)
+
+    @classmethod
+    def differs(cls, rank: int, phase: str) -> PhaseFailed:
+        """For a rank that has computed or sampled what the others have not."""
+        error = (
+            f"rank {rank} computes other logits or samples other ids than the other ranks, and these have to be equal "
+            "in every bit; look for what differs by rank, time or hash order in the edit"
+        )
+        return cls(phase, rank, {"error": error, "file": None, "line": None, "text": None, "trace": []})
 
 
 class ForwardReload:
@@ -139,6 +150,7 @@ class _Attempt:
         self.reload = reload
         self.call = call
         self.seconds: dict[str, float] = {}
+        self._checksum: int | None = None
         self.calls: dict[str, list[str]] = {}
         """Collectives that the edited code called, by phase."""
         self._transaction: Transaction | None = None
@@ -191,9 +203,18 @@ class _Attempt:
         self._transaction = reload.reloader.reload(self.call.modules, sources, settle=reload.plans.make_anew)
 
     def _warm(self) -> None:
-        self.reload.executor.warm(self._progress("warming"))
+        executor = self.reload.executor
+        if self.reload.world.size > 1:
+            executor.warm(self._progress("warming"), self._look)
+        else:
+            executor.warm(self._progress("warming"))
         # What the device finds wrong is a fault of this phase.
-        self.reload.executor.synchronize()
+        executor.synchronize()
+
+    def _look(self, computed: torch.Tensor) -> None:
+        """Take logits and sampled ids into the checksum: every rank samples for itself, so they must be alike."""
+        data = computed.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+        self._checksum = zlib.crc32(data, self._checksum or 0)
 
     def _capture(self) -> Generation:
         return self.reload.executor.capture(self.reload.generation + 1, self._progress("graphs"))
@@ -228,10 +249,17 @@ class _Attempt:
         else:
             if calls is not None:
                 self.calls[phase] = calls.made
-                ballot = Ballot(rank=rank, collectives=len(calls.made), like_before=calls.like_before)
+                ballot = Ballot(
+                    rank=rank,
+                    collectives=len(calls.made),
+                    like_before=calls.like_before,
+                    checksum=self._checksum,
+                )
         verdict = vote.cast(msgspec.structs.replace(ballot, seconds=time.perf_counter() - started))
         self.seconds[phase] = verdict.seconds
         if verdict.failed is not None:
             del result  # the traceback would keep graphs that hold the communicator
             raise PhaseFailed.by(verdict.failed, phase)
+        if verdict.odd is not None:
+            raise PhaseFailed.differs(verdict.odd, phase)
         return result  # type: ignore[return-value]

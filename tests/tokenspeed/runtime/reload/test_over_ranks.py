@@ -14,6 +14,7 @@ from tests.tiny import tiny_llama
 from tokenspeed import LLM, SamplingParams
 
 LLAMA = "tokenspeed.runtime.models.llama"
+SAMPLER = "tokenspeed.runtime.sampling.sampler"
 LINEAR = "tokenspeed.runtime.layers.linear"
 REDUCE = "self.group.all_reduce(self.project(x, self.bias if self.group.rank == 0 else None))"
 MLP = "return self.mlp(hidden), residual"
@@ -96,8 +97,8 @@ def goes_on(edited: Edited) -> Iterator[None]:
     if edited.at_start is None:
         edited.at_start = edited.answers()
     yield
-    edited.revert(LINEAR)
-    edited.revert(LLAMA)
+    for module in (LINEAR, LLAMA, SAMPLER):
+        edited.revert(module)
     reply = edited.reload()
     assert reply["success"], reply
     assert edited.answers() == edited.at_start
@@ -187,6 +188,25 @@ def test_an_edit_may_branch_on_the_rank(edited: Edited) -> None:
     edited.write(LLAMA, MLP, f"return self.mlp(hidden * (1 if {RANK} == 0 else -1)), residual")
     assert edited.reload()["success"]
     assert edited.answers() != before
+
+
+@pytest.mark.parametrize("edited", ["graphs"], indirect=True)
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        (LLAMA, "self.lm_head.logits(hidden)", "self.lm_head.logits(hidden) * (1 if {rank} == 0 else 1.01)"),
+        (
+            SAMPLER,
+            "return logits.argmax(dim=-1)",
+            "return logits.argmax(dim=-1) + __import__('torch').distributed.get_rank()",
+        ),
+    ],
+    ids=["logits", "ids"],
+)
+def test_ranks_that_would_part(edited: Edited, module: str, old: str, new: str) -> None:
+    edited.write(module, old, new.format(rank=RANK))
+    reply = edited.fails("warm", 1)
+    assert "rank 1 computes other logits or samples other ids" in reply["error"]
 
 
 @pytest.mark.parametrize("edited", ["graphs"], indirect=True)
