@@ -223,6 +223,12 @@ class ServeOptions:
         "seconds without a sign of life of a rank after which the server calls itself unhealthy",
         metavar="SECONDS",
     )
+    step_timeout: float = option(
+        300.0,
+        "seconds that a step may stand still, without a launch or a collective, before the ranks are replaced; 0 never "
+        "replaces them for it",
+        metavar="SECONDS",
+    )
     log_level: str = option("info", "least severe message to print", choices=("debug", "info", "warning", "error"))
     nvtx: bool = option(
         False,
@@ -279,6 +285,8 @@ def validate(config: Config) -> None:
         raise ConfigError(f"--drain-timeout must be between 0 and {LARGEST} seconds")
     if not 0 < config.serve.health_timeout <= LARGEST:
         raise ConfigError(f"--health-timeout must be above 0 and at most {LARGEST} seconds")
+    if not 0 <= config.serve.step_timeout <= LARGEST:
+        raise ConfigError(f"--step-timeout must be between 0 and {LARGEST} seconds")
     if not -(2**63) <= config.model.seed < 2**64:
         raise ConfigError("--seed must fit into 64 bits")
     for flag, port in (("--port", config.serve.port), ("--rl-control-port", config.control.rl_control_port)):

@@ -402,6 +402,26 @@ class StepFailed(Message, frozen=True):
     error: str
 
 
+SIGN_INTERVAL_S = 1.0
+"""Seconds between two signs of a rank."""
+
+
+class Sign(Message, frozen=True):
+    """How far a rank has come, by `tokenspeed_kernel.progress`, and where its main thread stands.
+
+    It comes from another thread and over a socket of its own (`signs`), so that a main thread that loops does not stop
+    it.
+    """
+
+    rank: int
+    count: int
+    what: str
+    waiting_for: str | None
+    file: str
+    line: int
+    function: str
+
+
 class Failed(Message, frozen=True):
     """A rank cannot go on. `message` is one sentence.
 

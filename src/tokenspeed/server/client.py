@@ -371,6 +371,11 @@ class EngineClient:
         """Whether the ranks execute a reload."""
         return self._reload_status is not None and self._reload_status.state not in WAITING_STATES
 
+    @property
+    def slow(self) -> bool:
+        """Whether the ranks are starting, or do a call that keeps them from others."""
+        return self._link is None or self._calls.slow
+
     def _is_busy(self) -> bool:
         """Whether the ranks do something during which they do not answer."""
         return self.reloading or self._calls.slow

@@ -18,6 +18,9 @@ from tokenspeed.server.incarnation import Incarnation
 
 log = logging.getLogger(__name__)
 
+SLOW_TIMEOUT = 600.0
+"""Seconds that ranks may stand still while they start or write a profile, where little is passed on the way."""
+
 TRIES = 2
 """Times that a set of ranks is started to replace a lost one."""
 
@@ -77,8 +80,17 @@ class Engine:
     def _begin(self, config: Config, on_starting: Callable[[Starting], None]) -> Incarnation:
         directory = self._run_dir / str(self._started)
         self._started += 1
-        self._current = Incarnation(directory, config, self._command, on_starting, self._client.take)
+        self._current = Incarnation(directory, config, self._command, on_starting, self._client.take, self._limit)
         return self._current
+
+    def _limit(self) -> float:
+        """Seconds that the ranks may stand still now; the first start may take its time, as somebody looks on."""
+        step = self._config.serve.step_timeout
+        if self._client.reloading:
+            return self._config.reload.reload_rank_timeout
+        if not self.info.done() or not step:
+            return 0.0
+        return max(step, SLOW_TIMEOUT) if self._client.slow else step
 
     async def _replace(self, dead: Incarnation, lost: EngineLost, config: Config) -> Incarnation:
         """Ranks that serve in place of those of `dead`.
@@ -86,7 +98,8 @@ class Engine:
         Raises:
             EngineLost: when they do not start.
         """
-        log.warning("%s; the ranks are replaced, %d request(s) are kept", lost, len(self._client.journal))
+        where = f" at {lost.file}:{lost.line}" if lost.file else ""
+        log.warning("%s%s; the ranks are replaced, %d request(s) are kept", lost, where, len(self._client.journal))
         begun = time.monotonic()
         await dead.end()
         self._client.lose(lost)

@@ -14,6 +14,7 @@ import msgspec
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.protocol import EngineInfo, Failed, Ready, Starting, ToFront
 from tokenspeed.server.errors import EngineLost
+from tokenspeed.server.judge import TICK, Judge
 from tokenspeed.server.link import Link
 from tokenspeed.server.ranks import FAILED_MESSAGE_GRACE, Ranks
 
@@ -26,7 +27,8 @@ VICTIM_GRACE = 4 * FAILED_MESSAGE_GRACE
 class Incarnation:
     """Ranks, and the sockets to them, in a directory of their own.
 
-    `ready` is done when they serve, `lost` when one of them cannot go on. What else they say goes to `take`.
+    `ready` is done when they serve, `lost` when one of them cannot go on, or has not got on for `limit()` seconds (0 is
+    for ever). What else they say goes to `take`.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Incarnation:
         command: Sequence[str],
         on_starting: Callable[[Starting], None],
         take: Callable[[ToFront], None],
+        limit: Callable[[], float],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
@@ -46,8 +49,9 @@ class Incarnation:
         self._on_starting = on_starting
         self._take = take
         self._ranks = Ranks(directory, config.parallel.tensor_parallel_size, self._on_exit, command)
+        self._judge = Judge(config.parallel.tensor_parallel_size, limit, self._ranks.pid)
         self._victims: set[int | None] = set()
-        self._receiving: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Begin: make the directory, listen, and start the processes.
@@ -58,7 +62,7 @@ class Incarnation:
         self._directory.mkdir()
         (self._directory / "config.json").write_bytes(msgspec.json.encode(self._config))
         self.link.open()
-        self._receiving = asyncio.create_task(self._receive())
+        self._tasks = [asyncio.create_task(work()) for work in (self._receive, self._hear, self._watch)]
         await self._ranks.start()
 
     async def until_ready(self) -> EngineInfo:
@@ -84,24 +88,36 @@ class Incarnation:
     async def end(self) -> None:
         """Kill what is left and remove every trace. Raises as `Ranks.join` does."""
         await self._ranks.kill()
-        if self._receiving is not None:
-            self._receiving.cancel()
-            await asyncio.wait([self._receiving])
-            self._receiving = None
+        if self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+            self._tasks.clear()
             self.link.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _first(self, *others: asyncio.Future[EngineInfo]) -> None:
         """Wait for the loss or for one of `others`; a fault of the front is raised."""
-        assert self._receiving is not None
-        waited: list[asyncio.Future[Any]] = [self._receiving, self.lost, *others]
+        waited: list[asyncio.Future[Any]] = [*self._tasks, self.lost, *others]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if self._receiving.done():
-            self._receiving.result()
+        for task in self._tasks:
+            if task.done():
+                task.result()
 
     async def _receive(self) -> None:
         while True:
             self._dispatch(await self.link.receive())
+
+    async def _hear(self) -> None:
+        while True:
+            self._judge.hear(await self.link.sign())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            error = self._judge.look()
+            if error is not None:
+                self._lose(error)
 
     def _dispatch(self, message: ToFront) -> None:
         match message:
@@ -132,4 +148,4 @@ class Incarnation:
     def _lose(self, error: EngineLost) -> None:
         self._ranks.expect_exit()
         if not self.lost.done():
-            self.lost.set_result(error)
+            self.lost.set_result(error if error.file else self._judge.place(error))

@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from tokenspeed.errors import ResourceError
-from tokenspeed.runtime.protocol import ToEngine, ToFront
+from tokenspeed.runtime.protocol import Sign, ToEngine, ToFront
 
 log = logging.getLogger(__name__)
 
@@ -21,12 +21,16 @@ LONGEST_SOCKET_PATH = 107
 
 
 class Link:
-    """Both directions of messages, through sockets in `directory`. What is left in them when it closes is lost."""
+    """Messages in both directions and the ranks' signs of life, through sockets in `directory`.
+
+    What is left in them when it closes is lost.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
+        self._sign_decoder = msgspec.msgpack.Decoder(Sign)
 
     def open(self) -> None:
         """Open the sockets; the ranks may connect later.
@@ -34,12 +38,13 @@ class Link:
         Raises:
             ResourceError: when the directory's path is too long for a socket.
         """
-        addresses = [bind_address(self._directory, name) for name in ("to_rank0", "from_rank0")]
+        addresses = [bind_address(self._directory, name) for name in ("to_rank0", "from_rank0", "signs")]
         self._context = zmq.Context()
         self._to_rank0 = self._context.socket(zmq.PUSH)
-        self._from_ranks = zmq.asyncio.Context(self._context).socket(zmq.PULL)
-        sockets: tuple[zmq.Socket[Any], ...] = (self._to_rank0, self._from_ranks)
-        for socket, address in zip(sockets, addresses, strict=True):
+        shadow = zmq.asyncio.Context(self._context)
+        self._from_ranks, self._signs = shadow.socket(zmq.PULL), shadow.socket(zmq.PULL)
+        self._sockets: tuple[zmq.Socket[Any], ...] = (self._to_rank0, self._from_ranks, self._signs)
+        for socket, address in zip(self._sockets, addresses, strict=True):
             # No high-water mark: a send never blocks the loop, and nothing is dropped.
             socket.set_hwm(0)
             socket.linger = 0
@@ -47,7 +52,7 @@ class Link:
 
     def close(self) -> None:
         """Close what `open` opened."""
-        for socket in (self._to_rank0, self._from_ranks):
+        for socket in self._sockets:
             socket.close(linger=0)
         self._context.term()
 
@@ -58,6 +63,10 @@ class Link:
         except zmq.Again:
             # Rank 0 has hung up; its exit is noticed by the one who started it.
             log.debug("rank 0 is gone, %s was not sent", type(message).__name__)
+
+    async def sign(self) -> Sign:
+        """The next sign of life of any rank."""
+        return self._sign_decoder.decode(await self._signs.recv())
 
     async def receive(self) -> ToFront:
         """The next message of any rank."""

@@ -58,6 +58,10 @@ class Ranks:
             self._processes.append(process)
             self._watchers.append(asyncio.create_task(self._watch(rank, process)))
 
+    def pid(self, rank: int) -> int | None:
+        """The process of a rank; None before it was started."""
+        return self._processes[rank].pid if rank < len(self._processes) else None
+
     def expect_exit(self) -> None:
         """From here on an exit is not a loss."""
         self._exit_expected = True

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.runtime.cache.watch import IndexWatch
 from tokenspeed.runtime.distributed.channel import Channel
+from tokenspeed.runtime.distributed.errors import is_victim
 from tokenspeed.runtime.engine.agreement import StepDigest
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.directives import Begin, Expire, Settle, StreamMessage
@@ -167,12 +168,18 @@ class EngineLoop:
                 self.control.publish(self.scheduler.commit(flight.batch, *result))
 
     def _fail(self, batch: Batch, error: BaseException) -> None:
-        if self.channel.size > 1:
-            raise error  # another rank may have computed the step, and schedulers that differ mix up requests
-        self.executor.check_device(error)
-        log.error("a step failed; the requests in it end, the server goes on", exc_info=error)
         cause = traceback.format_exception_only(error)[-1].strip()
-        self.control.publish(self.scheduler.fail(batch, f"the forward pass failed with {cause}"))
+        sentence = f"the forward pass failed with {cause}"
+        try:
+            if self.channel.size > 1:
+                raise error  # another rank may have computed the step, and schedulers that differ mix up requests
+            self.executor.check_device(error)
+        except BaseException:
+            if not is_victim(error, self.channel.rank):
+                self.outbox.step_failed([row.request.request_id for row in batch.rows], sentence)
+            raise
+        log.error("a step failed; the requests in it end, the server goes on", exc_info=error)
+        self.control.publish(self.scheduler.fail(batch, sentence))
 
     def _submit(self, message: Submit) -> list[RequestOutput]:
         grammar = message.sampling.grammar

@@ -8,7 +8,17 @@ from typing import Any
 import msgspec
 import zmq
 
-from tokenspeed.runtime.protocol import CallReply, ControlCall, Failed, Loads, Message, Outputs, Pong, RequestOutput
+from tokenspeed.runtime.protocol import (
+    CallReply,
+    ControlCall,
+    Failed,
+    Loads,
+    Message,
+    Outputs,
+    Pong,
+    RequestOutput,
+    StepFailed,
+)
 
 
 class Outbox:
@@ -51,9 +61,13 @@ class Outbox:
         """Answer a `Ping`, as every rank does for itself."""
         self._post(Pong(rank=self.rank))
 
-    def failed(self, message: str, exit_code: int) -> None:
-        """Tell the front that this rank cannot go on."""
-        self._post(Failed(rank=self.rank, message=message, exit_code=exit_code))
+    def step_failed(self, request_ids: list[str], error: str) -> None:
+        """Tell the front of a step that failed here, after which this rank cannot go on."""
+        self._post(StepFailed(request_ids=request_ids, error=error))
+
+    def failed(self, message: str, exit_code: int, *, is_victim: bool = False) -> None:
+        """Tell the front that this rank cannot go on; a victim's peers left it."""
+        self._post(Failed(rank=self.rank, message=message, exit_code=exit_code, is_victim=is_victim))
 
     def _post(self, message: Message) -> None:
         self._socket.send(self._encoder.encode(message))

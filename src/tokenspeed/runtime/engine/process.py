@@ -11,6 +11,7 @@ import msgspec
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.distributed.channel import Channel
+from tokenspeed.runtime.distributed.errors import is_victim
 from tokenspeed.runtime.distributed.world import leave
 from tokenspeed.runtime.engine.agreement import StepDigest
 from tokenspeed.runtime.engine.control import ControlQueue
@@ -18,6 +19,7 @@ from tokenspeed.runtime.engine.grammars import Grammars
 from tokenspeed.runtime.engine.loop import EngineLoop
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.profiler import Profiler
+from tokenspeed.runtime.engine.signs import Signs
 from tokenspeed.runtime.engine.startup import Startup
 from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
 from tokenspeed.runtime.execution.plans import Plans
@@ -41,6 +43,7 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
     channel = Channel(rank, config.parallel.tensor_parallel_size, run_dir)
     outbox = Outbox(rank, run_dir)
     outbox.open()
+    Signs(rank, run_dir).start()
     try:
         channel.open()
         _serve(config, channel, outbox, reloader)
@@ -49,7 +52,8 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
         return error.exit_code
     except Exception as error:
         log.exception("the rank cannot go on")
-        outbox.failed(f"rank {rank} failed: {type(error).__name__}: {error}; its traceback is above", 1)
+        sentence = f"rank {rank} failed: {type(error).__name__}: {error}; its traceback is above"
+        outbox.failed(sentence, 1, is_victim=is_victim(error, rank))
         return 1
     finally:
         outbox.close()

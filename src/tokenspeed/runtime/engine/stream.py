@@ -12,6 +12,7 @@ from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.agreement import StepDigest
 from tokenspeed.runtime.engine.directives import Directive, StreamMessage, decoder, encoder
 from tokenspeed.runtime.protocol import ToEngine
+from tokenspeed_kernel.progress import PROGRESS
 
 
 class Stream(Protocol):
@@ -52,7 +53,8 @@ class FrontStream:
 
     def _arrived(self, wait_s: float | None) -> list[StreamMessage]:
         if wait_s != 0:
-            self._socket.poll(None if wait_s is None else max(1, int(wait_s * 1000)))
+            with PROGRESS.waiting("messages"):
+                self._socket.poll(None if wait_s is None else max(1, int(wait_s * 1000)))
         messages: list[StreamMessage] = []
         while self._socket.poll(0):
             messages.append(self._decoder.decode(self._socket.recv()))
