@@ -51,7 +51,9 @@ class Bystanders:
         others = {n: r for n, r in self._records.items() if n not in inputs.modules and n in sys.modules}
         users, doubtful = self._uses.users({module for module, _ in changed}, others)
         modules = {name: self._module(name) for name in (*users, *doubtful)}
-        return [*self._copied(modules, changed), *self._computed(modules, inputs, changed)]
+        # A module that may look up anything by a name would be taken to have computed all of its values so.
+        plain = {name: module for name, module in modules.items() if not self._uses.finds_any(name, others[name])}
+        return [*self._copied(modules, changed), *self._computed(plain, inputs, changed)]
 
     def _module(self, name: str) -> ModuleInputs:
         source = self._definitions(name)

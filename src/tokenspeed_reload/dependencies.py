@@ -187,6 +187,10 @@ class Uses:
                 full = full.rpartition(".")[0]
         return found - {name}
 
+    def finds_any(self, name: str, record: ModuleRecord) -> bool:
+        """Whether a module may look up modules by names that it does not show."""
+        return self._mentions(name, record).finds_any
+
     def _uses(self, name: str, record: ModuleRecord) -> set[str]:
         module = sys.modules.get(name)
         objects = used_by_objects(name, vars(module)) if isinstance(module, ModuleType) else set()

@@ -119,6 +119,8 @@ def test_users_outside_of_the_packages_are_not_executed_and_their_copies_are_rep
         ("from m import LIST, f\nY = LIST", []),
         ("import m\nY = m.SAME\nT = {'f': m.f}", []),
         ("import logging\nlog = logging.getLogger('m')", []),
+        ("import sys\nclass A:\n    def f(self, name): return vars(sys.modules[name])['X']\nY = A()", []),
+        ("import sys\nfrom m import X\ndef f(name): return vars(sys.modules[name])['X']\nY = f", ["m.X"]),
     ],
 )
 def test_values_of_modules_that_are_not_executed_are_named(project, code, named):
