@@ -421,7 +421,7 @@ def main() -> int:
         directory = model_directory(Path(scratch) / args.shape, args.shape)
         engine = Engine(config_for(directory, "dummy", None), Path(scratch)).start()
         figures["startup_dummy"] = {**engine.startup.seconds, "kernels_compiled": engine.startup.jit.compiled}
-        figures["kv_tokens"] = (engine.executor.pool.num_blocks - 1) * engine.executor.pool.shape.block_size
+        figures["kv_tokens"] = engine.executor.pool.usable_blocks * engine.executor.pool.shape.block_size
         for name, measure in (
             ("decode", decode_steps),
             ("prefill", prefill_graphs),

@@ -176,7 +176,7 @@ def work(rank: int, job: Job, told: Told) -> None:
     channel.open()
     try:
         loop = build(job.config, channel, stream, outbox, None, digest)
-        told.num_blocks = loop.executor.pool.num_blocks
+        told.num_blocks = loop.executor.pool.usable_blocks
         told.weight_bytes = loop.executor.model.weight_bytes(loop.executor.hidden.dtype)
         told.memory = own_memory() - before
         loop.run()

@@ -18,6 +18,10 @@ CPU_LIMIT = 8 << 30
 """And no more than this many bytes."""
 
 
+SCRATCH_SHARE = 1 / 64
+"""Part of the cache that more than one scratch block may take."""
+
+
 @dataclass(frozen=True)
 class KVShape:
     """What one token of KV costs on one rank."""
@@ -57,9 +61,14 @@ class MemoryBudget:
 
 
 def plan_blocks(
-    shape: KVShape, max_total_tokens: int | None, max_model_len: int, max_num_seqs: int, budget: MemoryBudget
+    shape: KVShape,
+    max_total_tokens: int | None,
+    max_model_len: int,
+    max_num_seqs: int,
+    budget: MemoryBudget,
+    scratch: int = 1,
 ) -> int:
-    """Usable blocks of the cache (the scratch block comes on top).
+    """Usable blocks of the cache (the scratch blocks come on top).
 
     Args:
         shape: cost of a block.
@@ -67,18 +76,20 @@ def plan_blocks(
         max_model_len: tokens of the longest request; a cache that cannot hold one such request is refused.
         max_num_seqs: requests that may run at once; more blocks than they can fill are not taken.
         budget: what the cache may take.
+        scratch: scratch blocks, as `plan_scratch` gives them.
 
     Raises:
         ResourceError: when the memory does not hold the cache, or the cache not one request.
     """
     needed = -(-max_model_len // shape.block_size)
     if max_total_tokens is None:
-        blocks = min(budget.share // shape.block_bytes - 1, needed * max_num_seqs)
+        blocks = min(budget.share // shape.block_bytes - scratch, needed * max_num_seqs)
     else:
         blocks = max_total_tokens // shape.block_size
-        if (blocks + 1) * shape.block_bytes > budget.most:
+        size = (blocks + scratch) * shape.block_bytes
+        if size > budget.most:
             raise ResourceError(
-                f"--max-total-tokens {max_total_tokens} needs {_mib((blocks + 1) * shape.block_bytes)} of KV cache "
+                f"--max-total-tokens {max_total_tokens} needs {_mib(size)} of KV cache "
                 f"and only {_mib(max(budget.most, 0))} are free; lower it"
             )
     if blocks < needed:
@@ -89,17 +100,28 @@ def plan_blocks(
     return blocks
 
 
+def plan_scratch(shape: KVShape, tokens: int, max_total_tokens: int | None, budget: MemoryBudget) -> int:
+    """Scratch blocks such that each of `tokens` of a dummy step has a slot of its own: at least one block, and no
+    more than a small part of the memory, or than `max_total_tokens` leave."""
+    room = int(budget.share * SCRATCH_SHARE) // shape.block_bytes
+    if max_total_tokens is not None:
+        room = min(room, budget.most // shape.block_bytes - max_total_tokens // shape.block_size)
+    return max(1, min(-(-tokens // shape.block_size), room))
+
+
 class KVPool:
     """Keys and values of every layer, in blocks.
 
     `layers[i]` is (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim] in the memory order of
-    `shape.order`. Block 0 is scratch:
-    padding rows, warm-up and capture write to it, and no request ever holds it.
+    `shape.order`. Requests hold blocks 1 to `usable_blocks`. The `scratch` blocks, block 0 and any behind those, are
+    never theirs: padding, warm-up and capture write there, padding to block 0.
     """
 
-    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device):
+    def __init__(self, shape: KVShape, usable_blocks: int, device: torch.device, scratch: int = 1):
         self.shape = shape
-        self.num_blocks = num_blocks
+        self.usable_blocks = usable_blocks
+        self.num_blocks = usable_blocks + scratch
+        self.scratch = (0, *range(usable_blocks + 1, self.num_blocks))
         self.device = device
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 

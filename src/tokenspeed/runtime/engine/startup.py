@@ -16,7 +16,7 @@ import torch
 from tokenspeed.errors import ConfigError, ModelError, ResourceError
 from tokenspeed.forward import FORWARD_PACKAGES
 from tokenspeed.runtime.cache.manager import KVCacheManager
-from tokenspeed.runtime.cache.pool import KVPool, KVShape, MemoryBudget, plan_blocks
+from tokenspeed.runtime.cache.pool import KVPool, KVShape, MemoryBudget, plan_blocks, plan_scratch
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.world import World
@@ -103,7 +103,7 @@ class Startup:
             budget = MemoryBudget.of_host(psutil.virtual_memory().available // self.channel.size)
         with self._phase("kv") as progress:
             pool = self._allocate_kv(budget)
-            progress(f"{(pool.num_blocks - 1) * pool.shape.block_size} tokens")
+            progress(f"{pool.usable_blocks * pool.shape.block_size} tokens")
         if self.device.type == "cuda":
             self.executor.pool = pool
         else:
@@ -119,7 +119,7 @@ class Startup:
 
     def _prepare_gpu(self, model: CausalLM) -> MemoryBudget:
         """Warm up on a pool that is nothing but the scratch block, and measure what is left for the real one."""
-        scratch = KVPool(self.shape, 1, self.device)
+        scratch = KVPool(self.shape, 0, self.device)
         scratch.allocate()
         self.executor = self._executor(model, scratch)
         self._warm()
@@ -146,7 +146,7 @@ class Startup:
             device=self.device.type,
             tensor_parallel_size=self.channel.size,
             block_size=self.pool.shape.block_size,
-            num_blocks=self.pool.num_blocks - 1,
+            num_blocks=self.pool.usable_blocks,
             default_sampling=dict(source.default_sampling),
             decode_graphs=tuple(generation.decode),
             prefill_graphs=tuple(generation.prefill),
@@ -185,16 +185,24 @@ class Startup:
     def _allocate_kv(self, budget: MemoryBudget) -> KVPool:
         # All ranks have as many blocks as the one with the least memory can have.
         budgets = self.channel.exchange(msgspec.msgpack.encode(budget))
+        smallest = MemoryBudget.smallest(msgspec.msgpack.decode(each, type=MemoryBudget) for each in budgets)
+        scratch = plan_scratch(self.shape, self._dummy_tokens(), self.config.cache.max_total_tokens, smallest)
         blocks = plan_blocks(
             self.shape,
             self.config.cache.max_total_tokens,
             self.max_model_len,
             self.config.scheduler.max_num_seqs,
-            MemoryBudget.smallest(msgspec.msgpack.decode(each, type=MemoryBudget) for each in budgets),
+            smallest,
+            scratch,
         )
-        self.pool = KVPool(self.shape, blocks + 1, self.device)
+        self.pool = KVPool(self.shape, blocks, self.device, scratch)
         self.pool.allocate()
         return self.pool
+
+    def _dummy_tokens(self) -> int:
+        """Tokens of dummy steps that are to have slots of their own: a reload compares steps, a start does not."""
+        plan = plan_capture(self.config, self.device.type)
+        return max((1, *plan.decode, *plan.prefill)) if self.config.reload.allow_reload_forward else 1
 
     def _executor(self, model: CausalLM, pool: KVPool) -> Executor:
         scheduler = self.config.scheduler
@@ -233,7 +241,7 @@ class Startup:
             eos_token_ids=self.source.config.eos_token_ids,
         )
         cache = KVCacheManager(
-            num_blocks=self.pool.num_blocks - 1,
+            num_blocks=self.pool.usable_blocks,
             block_size=self.config.cache.block_size,
             enable_prefix_caching=self.config.cache.enable_prefix_caching,
         )

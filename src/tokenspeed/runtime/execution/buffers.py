@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from tokenspeed.runtime.execution.block_tables import BlockTables
+from tokenspeed.runtime.execution.dummy import dummy_rows
 from tokenspeed.runtime.execution.inputs import (
     StepInputs,
     StepShape,
@@ -128,23 +128,22 @@ class BatchBuffers:
             self.tables.write(self._to_device(places), self._to_device(blocks))
         return inputs
 
-    def fill_dummy(self, shape: StepShape) -> DeviceInputs:
-        """Write the inputs of start-up's dummy step, whose tokens and rows all live in the scratch block.
+    def fill_dummy(self, shape: StepShape, scratch: Sequence[int]) -> DeviceInputs:
+        """Write the inputs of a dummy step, whose tokens and rows all live in `scratch` blocks: see `dummy_rows`.
 
         Returns the tensors that hold them.
         """
-        each = -(-shape.num_tokens // shape.num_rows)
-        starts = [min(row * each, shape.num_tokens) for row in range(shape.num_rows + 1)]
-        lengths = [end - start for start, end in pairwise(starts)]
+        rows = dummy_rows(shape, self.block_size, scratch)
         self.tables.clear()
+        self.tables.device_table[: shape.num_rows, : shape.width].copy_(self._to_device(rows.tables), non_blocking=True)
         data, host = self._host(shape)
         host.token_ids[:] = np.arange(shape.num_tokens) % 7
         host.id_sources[:] = self._known[: shape.num_tokens]
-        host.positions[:] = np.concatenate([np.arange(length) for length in lengths])
-        host.slot_mapping[:] = host.positions % self.block_size
-        host.seq_lens[:] = lengths
-        host.query_start[:] = starts
-        host.last_tokens[:] = np.maximum(np.asarray(starts[1:]) - 1, 0)
+        host.positions[:] = rows.positions
+        host.slot_mapping[:] = rows.slots
+        host.seq_lens[:] = rows.lengths
+        host.query_start[:] = rows.starts
+        host.last_tokens[:] = np.maximum(rows.starts[1:] - 1, 0)
         self.columns.fill_dummy(host)
         self._send(data)
         return self.inputs(shape)

@@ -162,12 +162,16 @@ class Executor:
 
     @torch.inference_mode()
     def run_largest(self) -> None:
-        """Run the dummy step that takes most memory, eagerly: as many tokens and samples as a step can have."""
+        """Run the dummy step that takes most memory, eagerly: as many tokens and samples as a step can have, every
+        way to sample, and the log-probabilities of a prompt."""
         limits = self.buffers.limits
         rows = min(limits.max_rows, limits.max_tokens)
         shape = StepShape(limits.max_tokens, rows, -(-limits.max_tokens // rows), limits.max_blocks_per_row)
-        logits = self._warm_logits(shape)
-        self._sample_plain(logits, self.buffers.inputs(shape))
+        inputs = self.buffers.fill_dummy(shape, self.pool.scratch)
+        hidden = self._forward(shape, inputs)
+        self._warm_sampler(self._logits(hidden[inputs.last_tokens]), shape)
+        part = hidden[:PROMPT_LOGITS]
+        token_logprobs(self._logits(part), torch.zeros(len(part), dtype=torch.int64, device=part.device), 1)
 
     @torch.inference_mode()
     def capture_one(self, kind: GraphKind, size: int) -> Graph:
@@ -189,8 +193,7 @@ class Executor:
             torch.cuda.synchronize(self.buffers.device)
 
     def _warm_logits(self, shape: StepShape) -> torch.Tensor:
-        self.buffers.fill_dummy(shape)
-        inputs = self.buffers.inputs(shape)
+        inputs = self.buffers.fill_dummy(shape, self.pool.scratch)
         hidden = self._forward(shape, inputs)
         return self._logits(hidden[inputs.last_tokens])
 
@@ -241,7 +244,7 @@ class Executor:
             if self.sample_on_device:
                 sampled.copy_(self._sample_plain(logits, inputs))
 
-        self.buffers.fill_dummy(shape)
+        self.buffers.fill_dummy(shape, self.pool.scratch)
         return backend.capture(step, kind="decode", label=f"decode {rows}")
 
     def _capture_prefill(self, backend: GraphBackend, shape: StepShape) -> Graph:
@@ -251,7 +254,7 @@ class Executor:
         def step() -> None:
             hidden.copy_(self._forward(shape, inputs))
 
-        self.buffers.fill_dummy(shape)
+        self.buffers.fill_dummy(shape, self.pool.scratch)
         return backend.capture(step, kind="prefill", label=f"prefill {shape.num_tokens}")
 
     def _decode(self, batch: Batch) -> PendingStep:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenspeed.errors import ResourceError
-from tokenspeed.runtime.cache.pool import CPU_LIMIT, CPU_SHARE, KVPool, KVShape, MemoryBudget, plan_blocks
+from tokenspeed.runtime.cache.pool import CPU_LIMIT, CPU_SHARE, KVPool, KVShape, MemoryBudget, plan_blocks, plan_scratch
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=8, block_size=16, dtype=torch.float32)
 PLENTY = MemoryBudget.of_host(64 << 30)
@@ -58,10 +58,21 @@ def test_on_a_gpu_what_is_left_is_the_limit_and_may_be_nothing() -> None:
 
 
 def test_the_pool_has_one_pair_a_layer() -> None:
-    pool = KVPool(SHAPE, 5, torch.device("cpu"))
+    pool = KVPool(SHAPE, 2, torch.device("cpu"), scratch=3)
     assert pool.layers == []
+    assert pool.scratch == (0, 3, 4)
     pool.allocate()
     assert len(pool.layers) == 2
     for keys, values in pool.layers:
         assert keys.shape == values.shape == (5, 16, 3, 8)
         assert not keys.any() and not values.any()
+
+
+def test_scratch_blocks_take_a_small_part_of_what_is_there() -> None:
+    plenty = MemoryBudget(6400 * SHAPE.block_bytes, 6400 * SHAPE.block_bytes)
+    assert [plan_scratch(SHAPE, tokens, None, plenty) for tokens in (1, 16, 17, 256, 10_000)] == [1, 1, 2, 16, 100]
+    assert plan_scratch(SHAPE, 256, None, MemoryBudget(-5, -5)) == 1
+    for asked in (6399, 6397, 6000):
+        scratch = plan_scratch(SHAPE, 256, asked * 16, plenty)
+        assert scratch == max(1, min(16, 6400 - asked))
+        assert plan_blocks(SHAPE, asked * 16, 16, 1, plenty, scratch) == asked
