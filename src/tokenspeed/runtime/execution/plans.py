@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tokenspeed.runtime.execution.executor import Executor
+from tokenspeed_kernel.ops.attention.backends import order_of
+from tokenspeed_kernel.registry import Kernel
 
 State = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 """Each module with its attributes, and with what its registered tensors and modules are."""
@@ -45,19 +47,34 @@ class Plans:
     def withdraw(self, module: str, definitions: Mapping[str, Any]) -> None:
         """Nothing: a plan registers nothing."""
 
-    def make_anew(self) -> None:
+    def make_anew(self) -> list[str]:
         """Run all plans. What they give as before stays the very object, whose address graphs may hold.
+
+        Returns:
+            The solutions of attention that were chosen and not taken, since the KV cache lies in another order.
 
         Raises:
             Exception: whatever an edited plan raises; a snapshot of before is to be restored.
         """
         self.executor.plan_again()
+        refused = self._keep_kernels_of_the_cache()
         for module, before, _ in self._before:
             attributes = vars(module)
             for name, old in before.items():
                 if name in attributes and _is_equal(old, attributes[name]):
                     attributes[name] = old
         self._before = []
+        return refused
+
+    def _keep_kernels_of_the_cache(self) -> list[str]:
+        order = self.executor.pool.shape.order
+        refused = set()
+        for module, before, _ in self._before:
+            for name, kernel in vars(module).items():
+                if isinstance(kernel, Kernel) and kernel.family == "attention" and order_of(kernel) != order:
+                    refused.add(kernel.name)
+                    vars(module)[name] = before[name]
+        return sorted(refused)
 
 
 def _is_equal(old: Any, new: Any) -> bool:

@@ -24,9 +24,10 @@ from tokenspeed.runtime.reload.reply import nothing_changed, overlay_note, succe
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
 from tokenspeed_kernel.progress import PROGRESS
-from tokenspeed_reload import Reloader, ReloadError, Report, Sources, Transaction, UnknownModules
+from tokenspeed_reload import NeedsRestart, Reloader, ReloadError, Report, Sources, Transaction, UnknownModules
 
 Result = TypeVar("Result")
+ANOTHER_ORDER = "It wants another layout of the KV cache than there is; the attention that ran before runs on."
 Status = Callable[[str, Reload, str], None]
 """Called with the state, the call and a detail at every change."""
 
@@ -199,8 +200,11 @@ class _Attempt:
         return sources
 
     def _patch(self, sources: Sources) -> None:
-        reload = self.reload
-        self._transaction = reload.reloader.reload(self.call.modules, sources, settle=reload.plans.make_anew)
+        reload, refused = self.reload, list[str]()
+        self._transaction = reload.reloader.reload(
+            self.call.modules, sources, settle=lambda: refused.extend(reload.plans.make_anew())
+        )
+        self._transaction.report.needs_restart.extend(NeedsRestart(kernel, ANOTHER_ORDER) for kernel in refused)
 
     def _warm(self) -> None:
         executor = self.reload.executor
