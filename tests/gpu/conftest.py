@@ -1,4 +1,4 @@
-"""Everything here needs a CUDA device, and neither the gateway nor a network."""
+"""Everything here needs a CUDA device, but for what runs on a CPU too; nothing needs the gateway or a network."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     without_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
-        if here in item.path.parents:
+        if here in item.path.parents and not _runs_on_cpu(item):
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
                 item.add_marker(without_gpu)
+
+
+def _runs_on_cpu(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("device") == "cpu"
 
 
 @pytest.fixture(scope="session")
