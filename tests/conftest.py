@@ -8,5 +8,6 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # How long an example takes depends on what else the machine does.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The examples are the same in every run; `pytest --hypothesis-profile default` looks for new ones.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.load_profile("untimed")

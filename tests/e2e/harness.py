@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,19 +22,12 @@ import psutil
 
 import tokenspeed
 import tokenspeed_kernel
+from tests.waiting import PATIENCE, until
 
 ROOTS = {"tokenspeed": Path(tokenspeed.__file__).parent, "tokenspeed_kernel": Path(tokenspeed_kernel.__file__).parent}
-START_TIMEOUT = 180.0
+READY = re.compile(r"^TokenSpeed is ready: .* at (http://\S+), metrics at (http://\S+)/metrics\n", re.MULTILINE)
 LAST_FRAME = "in _run_module_as_main\n"
 """How the stacks of a `python -m` end: the main thread comes last, and its first call."""
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 RUNNING: list[Server] = []
@@ -42,25 +35,18 @@ RUNNING: list[Server] = []
 
 
 class Server:
-    """`ts serve` as a process, with an overlay that `edit` writes to."""
+    """`ts serve` as a process, with an overlay that `edit` writes to. Port 0 lets the server choose one."""
 
-    def __init__(self, model: str, *flags: str, overlay: Path | None = None, log: Path):
+    def __init__(self, model: str, *flags: str, overlay: Path | None = None, log: Path, port: int = 0):
         self.model = model
         self.flags = flags
         self.overlay = overlay
         self.log = log
-        self.port = free_port()
-        self.control_port = free_port()
-
-    @property
-    def url(self) -> str:
-        """Public address."""
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def control_url(self) -> str:
-        """Control address of the engine."""
-        return f"http://127.0.0.1:{self.control_port}"
+        self.port = port
+        self.url = ""
+        """Public address, once it is ready."""
+        self.control_url = ""
+        """Control address of the engine, once it is ready."""
 
     def start(self) -> Server:
         """Start and wait until the ready line is there; an early end fails with the log."""
@@ -69,20 +55,20 @@ class Server:
 
     def wait_until_ready(self) -> Server:
         """Wait for the ready line of a server that was launched."""
-        deadline = time.monotonic() + START_TIMEOUT
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.output()}")
-            if self.url in self.output() and "ready" in self.output().lower():
-                return self
-            time.sleep(0.1)
-        self.stop()
-        raise AssertionError(f"the server was not ready in {START_TIMEOUT:.0f} s:\n{self.output()}")
+
+        def ended_or_ready() -> bool:
+            return self.process.poll() is not None or READY.search(self.output()) is not None
+
+        until(ended_or_ready, lambda: f"the server is not ready:\n{self.stacks()}")
+        found = READY.search(self.output())
+        assert found is not None, f"the server ended with {self.process.returncode}:\n{self.output()}"
+        self.url, self.control_url = found.groups()
+        return self
 
     def launch(self) -> None:
         """Start the process without waiting."""
         command = [sys.executable, "-m", "tokenspeed.cli.main", "serve", self.model]
-        command += ["--port", str(self.port), "--host", "127.0.0.1", "--rl-control-port", str(self.control_port)]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
         if self.overlay is not None:
             self.overlay.mkdir(parents=True, exist_ok=True)
             command += ["--allow-reload-forward", "--reload-overlay", str(self.overlay)]
@@ -101,13 +87,19 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(with_signal)
             try:
-                self.process.wait(60)
+                self.process.wait(PATIENCE)
             except subprocess.TimeoutExpired as error:
                 stacks = self.stacks()
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
                 raise AssertionError(f"the server does not stop:\n{stacks}") from error
         return self.process.returncode
+
+    def kill(self) -> None:
+        """End whatever is left of it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def stacks(self) -> str:
         """The log after the front and the ranks wrote there where each of their threads is."""
@@ -164,19 +156,19 @@ class Server:
     def reload(self, **body: Any) -> dict[str, Any]:
         """`POST /reload_forward` at the control address with a fresh id."""
         body.setdefault("id", uuid.uuid4().hex)
-        reply = httpx.post(f"{self.control_url}/reload_forward", json=body, timeout=300)
+        reply = httpx.post(f"{self.control_url}/reload_forward", json=body, timeout=PATIENCE)
         parsed: dict[str, Any] = reply.json()
         assert reply.status_code == (200 if parsed["success"] else 400), reply.text
         return parsed
 
     def control(self, method: str, path: str, body: Any = None) -> httpx.Response:
         """Any other control call."""
-        return httpx.request(method, f"{self.control_url}{path}", json=body, timeout=120)
+        return httpx.request(method, f"{self.control_url}{path}", json=body, timeout=PATIENCE)
 
     def complete(self, prompt: str | list[int], **options: Any) -> dict[str, Any]:
         """One greedy completion through the gateway."""
         body = {"model": self.served, "prompt": prompt, "max_tokens": 16, "temperature": 0, **options}
-        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=300)
+        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
         assert reply.status_code == 200, reply.text
         parsed: dict[str, Any] = reply.json()
         return parsed
@@ -188,7 +180,7 @@ class Server:
         answers: list[dict[str, Any]] = []
 
         def ask() -> None:
-            reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=300)
+            reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
             assert reply.status_code == 200, reply.text
             answers.append(reply.json()["choices"][0])
 
@@ -211,13 +203,13 @@ class Server:
     @property
     def served(self) -> str:
         """Name under which the gateway serves the model."""
-        reply = httpx.get(f"{self.url}/v1/models", timeout=10).json()
+        reply = httpx.get(f"{self.url}/v1/models", timeout=PATIENCE).json()
         name: str = reply["data"][0]["id"]
         return name
 
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
-        lines = httpx.get(f"{self.control_url}/metrics", timeout=10).text.splitlines()
+        lines = httpx.get(f"{self.control_url}/metrics", timeout=PATIENCE).text.splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         assert values, f"no metric {name}"
         return sum(values)
@@ -229,14 +221,16 @@ class Server:
 
     def wait_for_running(self, requests: int = 1) -> None:
         """Return once so many requests run."""
-        while self.metric("vllm:num_requests_running") < requests:
-            time.sleep(0.01)
+        until(lambda: self.metric("vllm:num_requests_running") >= requests)
 
     def blocks_in_use(self) -> float:
-        """Share of the KV blocks that requests hold, once nothing runs any more."""
-        deadline = time.monotonic() + 20
-        while self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting"):
-            assert time.monotonic() < deadline, "requests are still there"
+        """Share of the KV blocks that requests hold, once nothing runs any more.
+
+        A request that its client has left may come and go in the meantime, so that only blocks that stay count.
+        """
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        deadline = time.monotonic() + PATIENCE
+        while any(map(self.metric, names)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return self.metric("vllm:kv_cache_usage_perc")
 

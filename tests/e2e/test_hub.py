@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.conftest import SMALL
 from tests.e2e.harness import Server
 from tests.hub import Hub, running_hub
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_a_hub_id_is_fetched_once_and_served_under_its_name(hub: Hub, tiny_model
     try:
         assert server.served == "org/tiny"
         assert server.text("Hello")
-        reply = httpx.get(f"{server.url}/v1/models", headers={"Origin": "http://example.com"})
+        reply = httpx.get(f"{server.url}/v1/models", headers={"Origin": "http://example.com"}, timeout=PATIENCE)
         assert reply.headers["access-control-allow-origin"] == "http://example.com"
     finally:
         server.stop()

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import SMALL
 from tests.e2e.harness import Server
+from tests.waiting import PATIENCE, until
 
 ACTIVATION = "tokenspeed_kernel.ops.activation.reference"
 
@@ -24,7 +25,7 @@ class Scrape(dict[tuple[str, tuple[tuple[str, str], ...]], float]):
     @classmethod
     def of(cls, url: str) -> Scrape:
         scrape = cls()
-        for family in text_string_to_metric_families(httpx.get(url, timeout=10).text):
+        for family in text_string_to_metric_families(httpx.get(url, timeout=PATIENCE).text):
             for sample in family.samples:
                 labels = {name: text for name, text in sample.labels.items() if name not in ("model_name", "le")}
                 assert "model_name" in sample.labels, sample
@@ -87,8 +88,7 @@ def test_a_request_that_is_held_waits_in_the_queue(server: Server) -> None:
     server.control("POST", "/pause_generation")
     with ThreadPoolExecutor() as pool:
         held = pool.submit(server.complete, "Hello")
-        while server.metric("vllm:num_requests_waiting") == 0:
-            time.sleep(0.02)
+        until(lambda: server.metric("vllm:num_requests_waiting"))
         time.sleep(0.5)
         server.control("POST", "/continue_generation")
         held.result()

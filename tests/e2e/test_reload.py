@@ -9,11 +9,13 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.e2e.harness import Server, dump
+from tests.waiting import PATIENCE, until
 
 LLAMA = "tokenspeed.runtime.models.llama"
 NORM = "tokenspeed_kernel.ops.norm.reference"
@@ -166,7 +168,7 @@ def test_code_that_fails_while_it_serves_costs_the_requests_of_that_step_only(se
     server.replace(LLAMA, MLP_RESULT, fails)
     assert server.reload()["success"]
     body = {"model": server.served, "prompt": "one two " * 50, "max_tokens": 4, "temperature": 0}
-    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
     assert reply.status_code == 500
     assert "ValueError: too long" in reply.text
     assert server.text(PROMPT) == before
@@ -314,22 +316,24 @@ def test_continue_cancels_a_waiting_reload(server: Server) -> None:
     with server.busy():
         server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
         reloading.start()
-        while server.reload_status()["state"] == "idle":
-            time.sleep(0.01)
+        until(lambda: server.reload_status()["state"] != "idle" or not reloading.is_alive())
         assert server.control("POST", "/continue_generation", {}).json()["cancelled"] == 1
     reloading.join()
     assert replies[0]["code"] == "cancelled"
 
 
-def test_health_answers_while_a_reload_runs(server: Server) -> None:
-    server.edit(LLAMA, lambda text: text + "\nimport time\ntime.sleep(1.5)\n")
+def test_health_answers_while_a_reload_runs(server: Server, tmp_path: Path) -> None:
+    go_on = tmp_path / "go on"
+    wait = f"\nimport pathlib, time\nwhile not pathlib.Path({str(go_on)!r}).exists():\n    time.sleep(0.01)\n"
+    server.edit(LLAMA, lambda text: text + wait)
     replies: list[dict[str, object]] = []
     reloading = threading.Thread(target=lambda: replies.append(server.reload()))
     reloading.start()
-    seen = set()
-    while reloading.is_alive():
+    try:
+        until(lambda: server.reload_status()["state"] == "patching" or not reloading.is_alive())
+        assert reloading.is_alive(), dump(replies)
         assert server.control("GET", "/health").status_code == 200
-        seen.add(server.reload_status()["state"])
-        time.sleep(0.02)
-    assert "patching" in seen, seen
+    finally:
+        go_on.touch()
+        reloading.join()
     assert replies[0]["success"]

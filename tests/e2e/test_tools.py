@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.conftest import SMALL
 from tests.e2e.harness import Server
+from tests.waiting import PATIENCE
 
 WEATHER = {
     "type": "function",
@@ -47,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 
@@ -104,6 +105,6 @@ def test_the_result_of_a_call_goes_back_into_the_conversation(server: Server) ->
         {"role": "tool", "tool_call_id": "1", "content": "sunny"},
     ]
     body = {"model": "smollm2", "messages": messages, "tools": [WEATHER], "max_tokens": 8, "temperature": 0}
-    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
     assert reply.status_code == 200, reply.text
     assert reply.json()["choices"][0]["message"]["content"]

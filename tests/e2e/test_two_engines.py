@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +20,9 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 from tokenizers import Tokenizer
 
-from tests.e2e.harness import Server, free_port
+from tests.e2e.harness import Server
+from tests.ports import free_port
+from tests.waiting import PATIENCE, until
 
 BLOCK = 16
 FLAGS = ("--max-total-tokens", "2048", "--max-num-seqs", "16")
@@ -35,28 +36,35 @@ class Gateway:
         self.url = f"http://127.0.0.1:{free_port()}"
         command = [sys.executable, "-m", "smg", "launch", "--backend", "tokenspeed", "--worker-urls", *engines]
         command += ["--host", "127.0.0.1", "--port", self.url.rsplit(":", 1)[1], *POLICY]
-        command += ["--prometheus-port", str(free_port())]
+        self.metrics_port = free_port()
+        command += ["--prometheus-port", str(self.metrics_port)]
         self.log = log
         with log.open("wb") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
 
     def until_ready(self, engines: int) -> Gateway:
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline:
-            try:
-                workers = httpx.get(f"{self.url}/workers", timeout=5).json()["workers"]
-                ready = httpx.get(f"{self.url}/readiness", timeout=5).status_code == 200
-                if ready and len(workers) == engines and all(worker["is_healthy"] for worker in workers):
-                    return self
-            except (httpx.HTTPError, ValueError, KeyError):
-                pass
-            time.sleep(0.1)
-        raise AssertionError(self.log.read_text()[-3000:])
+        until(lambda: self.has_healthy(engines), lambda: self.log.read_text()[-3000:])
+        return self
+
+    def has_healthy(self, engines: int) -> bool:
+        try:
+            workers = httpx.get(f"{self.url}/workers", timeout=PATIENCE).json()["workers"]
+            ready = httpx.get(f"{self.url}/readiness", timeout=PATIENCE).status_code == 200
+        except (httpx.HTTPError, ValueError, KeyError):
+            return False
+        return ready and len(workers) == engines and all(worker["is_healthy"] for worker in workers)
+
+    @property
+    def blocks_told(self) -> float:
+        """Cached blocks that the engines have told it of so far."""
+        lines = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE).text.splitlines()
+        told = [line for line in lines if line.startswith("smg_kv_event_blocks_total{") and 'op="stored"' in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in told)
 
     def complete(self, prompt: str) -> None:
-        model = httpx.get(f"{self.url}/v1/models", timeout=10).json()["data"][0]["id"]
+        model = httpx.get(f"{self.url}/v1/models", timeout=PATIENCE).json()["data"][0]["id"]
         body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0}
-        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
+        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
         assert reply.status_code == 200, reply.text
 
     def stop(self) -> None:
@@ -91,7 +99,7 @@ def gateway(engines: list[Server], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def address(engine: Server) -> str:
-    url: str = httpx.get(f"{engine.url}/workers", timeout=10).json()["workers"][0]["url"]
+    url: str = httpx.get(f"{engine.url}/workers", timeout=PATIENCE).json()["workers"][0]["url"]
     return url
 
 
@@ -128,7 +136,7 @@ class Reader:
         self.clears = 0
 
     async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while not condition():
                 await self.take()
 
@@ -174,15 +182,15 @@ class Reader:
 
 
 def test_requests_go_to_the_engine_that_has_their_prefix(engines: list[Server], gateway: Gateway) -> None:
-    topics = [f"Topic {letter}" for letter in "ABCDEF"]
     owners: dict[str, int] = {}
-    for topic in topics:
+    while len(owners) < 6 or set(owners.values()) != {0, 1}:
+        assert len(owners) < 40, "one engine got all"
+        topic, told = f"Topic {len(owners)}", gateway.blocks_told
         before = [prompts(engine) for engine in engines]
         gateway.complete(text(topic))
         after = [prompts(engine) for engine in engines]
         (owners[topic],) = [index for index in range(2) if after[index] > before[index]]
-        time.sleep(0.3)  # the events of this one are to be there before the next
-    assert set(owners.values()) == {0, 1}, "both engines got some"
+        until(lambda told=told: gateway.blocks_told > told)
     hits = [engine.metric("vllm:prefix_cache_hits_total") for engine in engines]
     for turn in range(2):
         for topic, owner in owners.items():
@@ -191,7 +199,7 @@ def test_requests_go_to_the_engine_that_has_their_prefix(engines: list[Server], 
             after = [prompts(engine) for engine in engines]
             assert [now > then for now, then in zip(after, before, strict=True)] == [owner == 0, owner == 1], topic
     found = sum(engine.metric("vllm:prefix_cache_hits_total") for engine in engines) - sum(hits)
-    assert found > 100 * 2 * len(topics)
+    assert found > 100 * 2 * len(owners)
 
 
 async def test_what_an_engine_computed_for_others_counts_too(
@@ -199,10 +207,10 @@ async def test_what_an_engine_computed_for_others_counts_too(
 ) -> None:
     tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
     for index, topic in enumerate(["Moon", "Sun", "Star", "Rock"]):
-        owner = index % 2
+        owner, told = index % 2, gateway.blocks_told
         async with scheduler(engines[owner]) as stub:
             await generate(stub, tokenizer.encode(text(topic)).ids)
-        await asyncio.sleep(0.3)
+        until(lambda told=told: gateway.blocks_told > told)
         before = [prompts(engine) for engine in engines]
         gateway.complete(f"{text(topic)} And then?")
         after = [prompts(engine) for engine in engines]
@@ -270,7 +278,7 @@ async def test_loads_come_with_the_events_and_alone(engines: list[Server]) -> No
         request = common.SubscribeKvEventsRequest(load_records_before_first_batch=True)
         reader = Reader(stub.SubscribeKvEvents(request))
         await reader.until(lambda: reader.batches)
-        answers = [asyncio.create_task(generate(stub, list(range(i, i + 20)), 100)) for i in range(3)]
+        answers = [asyncio.create_task(generate(stub, list(range(i, i + 20)), 400)) for i in range(3)]
         await reader.until(lambda: reader.loads[-1].running_requests == 3)
         await asyncio.gather(*answers)
         await reader.until(lambda: reader.loads[-1].running_requests == 0 and reader.loads[-1].load_only)

@@ -28,17 +28,24 @@ def program(tmp_path: Path) -> Iterator[tuple[Path, Iterator[str]]]:
         process.kill()
 
 
+def edit(path: Path, text: str) -> None:
+    """Write a file at once: the program may look at any moment."""
+    scratch = path.with_suffix(".new")
+    scratch.write_text(text)
+    scratch.replace(path)
+
+
 def test_the_example_reloads_itself(program):
     path, lines = program
     assert next(lines) == "tick 1\n"
     text = path.read_text()
-    path.write_text(text.replace('return f"tick', 'return f"tock'))
+    edit(path, text.replace('return f"tick', 'return f"tock'))
     news = next(line for line in lines if not line.startswith("tick"))
     assert news.startswith("reloaded, ") and news.endswith("stale: []\n")
     count = int(next(lines).removeprefix("tock "))
     assert count > 1
-    path.write_text(text.replace('return f"tick', 'return g"tick'))
+    edit(path, text.replace('return f"tick', 'return g"tick'))
     assert next(line for line in lines if not line.startswith("tock")).startswith("undone: ")
     assert int(next(lines).removeprefix("tock ")) > count
-    path.write_text(text)
+    edit(path, text)
     assert next(line for line in lines if not line.startswith(("tock", "undone"))).startswith(("reloaded, ", "tick"))

@@ -15,7 +15,7 @@ import threading
 entered, leave = threading.Event(), threading.Event()
 def inner():
     entered.set()
-    leave.wait(30)
+    leave.wait(600)
     return 1
 def outer(): return inner()
 def quiet(): return 1
@@ -46,7 +46,7 @@ def start(project, **options):
 
 
 def test_a_thread_that_leaves_in_time_is_waited_for(project):
-    m = start(project, wait_s=20)
+    m = start(project, wait_s=120)
     thread = in_thread(m.outer)
     m.entered.wait()
     timer = threading.Timer(0.2, m.leave.set)

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.waiting import PATIENCE
 from tokenspeed.cli.main import main
 
 MESSAGE = "reloaded m and 0 dependent module(s), 3 object(s) patched in 0.05 s;\nwarmed in 1.2 s"
@@ -37,8 +38,8 @@ class Gateway:
         for status in self.statuses:
             self.status_asked.clear()
             self.current = status | {"id": body["id"]}
-            assert self.status_asked.wait(10) and self.status_asked.clear() is None
-            assert self.status_asked.wait(10)  # two questions for each phase: it is to be printed once
+            assert self.status_asked.wait(PATIENCE) and self.status_asked.clear() is None
+            assert self.status_asked.wait(PATIENCE)  # two questions for each phase: it is to be printed once
         return self.fan_out(self.engines)
 
     def status(self) -> tuple[int, bytes]:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-PATIENCE = 60.0
+from tests.waiting import PATIENCE, until
 
 
 class RunningStack:
@@ -44,7 +43,7 @@ class RunningStack:
 
     def until_ready(self) -> RunningStack:
         """Wait for the ready line."""
-        wait_until(lambda: self.stdout.endswith("\n") or self.process.poll() is not None)
+        until(lambda: self.stdout.endswith("\n") or self.process.poll() is not None)
         assert self.process.poll() is None, self.stderr
         self.url = self.stdout.split(" at ")[1].split(",")[0]
         self.children()
@@ -64,13 +63,17 @@ class RunningStack:
     def wait(self) -> int:
         """Its exit code; nothing that it started may be left."""
         code = self.process.wait(PATIENCE)
-        wait_until(lambda: not any(child.is_running() and is_alive(child) for child in self._seen.values()))
+        until(lambda: not any(child.is_running() and is_alive(child) for child in self._seen.values()))
         return code
 
     def ask(self, text: str, **more: Any) -> httpx.Response:
         """One chat request."""
         body = {"model": "stand-in", "messages": [{"role": "user", "content": text}], **more}
         return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+
+    def held(self, requests: int) -> None:
+        """Wait until so many requests are held."""
+        until(lambda: len(list(self.run_dir.glob("held-*"))) == requests)
 
     def release(self) -> None:
         """Let held requests go."""
@@ -82,13 +85,6 @@ def is_alive(process: psutil.Process) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 """A front process without an engine: it speaks the status protocol and the part of gRPC that SMG asks for.
 
 `python stand_in_front.py BEHAVIOUR MODEL_DIR --run-dir DIR --status-fd N`; it answers `answer` to everything.
-A prompt with the word `hold` waits until the file DIR/release is there. BEHAVIOUR is one of
-`serve`, `fail` (reports a failure while it starts), `vanish` (ends without a word), `stuck` (never ready),
-`stubborn` (serves, and ignores SIGTERM).
+A prompt with the word `hold` waits until the file DIR/release is there, and DIR/held-N tells that N of them wait.
+BEHAVIOUR is one of `serve`, `fail` (reports a failure while it starts), `vanish` (ends without a word), `stuck` (never
+ready), `stubborn` (serves, and ignores SIGTERM).
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ class Engine(rpc.TokenSpeedSchedulerServicer):
         self.control_port = control_port
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.running = 0
+        self.held = 0
 
     async def Generate(self, request: Any, _context: Any) -> AsyncIterator[Any]:
         self.running += 1
         try:
             if "hold" in self.tokenizer.decode(list(request.tokenized.input_ids)):
+                self.held += 1
+                (self.run_dir / f"held-{self.held}").touch()
                 while not (self.run_dir / "release").exists():
                     await asyncio.sleep(0.02)
             answer = self.tokenizer.encode("answer").ids

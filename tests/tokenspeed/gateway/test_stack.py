@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from tests.waiting import PATIENCE, until
 from tokenspeed.gateway.stack import public_host
 from tokenspeed.runtime.config import Config, ReloadOptions, ServeOptions
 
-from .conftest import RunningStack, wait_until
+from .conftest import RunningStack
 
 Start = Callable[..., RunningStack]
 
@@ -47,7 +48,7 @@ def test_serves_at_every_kind_of_address(start: Start, host: str) -> None:
 
 def test_flags_of_the_gateway_reach_it(start: Start) -> None:
     stack = start("serve", "--cors-allowed-origins", "http://example.com").until_ready()
-    reply = httpx.get(f"{stack.url}/v1/models", headers={"Origin": "http://example.com"})
+    reply = httpx.get(f"{stack.url}/v1/models", headers={"Origin": "http://example.com"}, timeout=PATIENCE)
     assert reply.headers["access-control-allow-origin"] == "http://example.com"
 
 
@@ -85,9 +86,10 @@ def test_requests_held_for_long_do_not_make_the_engine_look_wedged(start: Start)
     stack = start("serve").until_ready()
     with ThreadPoolExecutor(12) as pool:
         held = [pool.submit(stack.ask, "hold") for _ in range(6)]
+        stack.held(6)
         time.sleep(5)  # SMG's own bound is 3 s without a token
         held += [pool.submit(stack.ask, "hold") for _ in range(6)]
-        time.sleep(1)
+        stack.held(12)
         assert not any(request.done() for request in held)
         stack.release()
         assert {request.result().status_code for request in held} == {200}
@@ -98,9 +100,9 @@ def test_a_stop_lets_running_requests_finish(start: Start, signum: int) -> None:
     stack = start("serve").until_ready()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(stack.ask, "hold")
-        time.sleep(0.5)
+        stack.held(1)
         stack.process.send_signal(signum)
-        wait_until(lambda: "stopping" in stack.stderr)
+        until(lambda: "stopping" in stack.stderr)
         assert not running.done()
         stack.release()
         assert running.result().json()["choices"][0]["message"]["content"] == "answer"
@@ -110,14 +112,14 @@ def test_a_stop_lets_running_requests_finish(start: Start, signum: int) -> None:
 def test_a_second_ctrl_c_kills(start: Start) -> None:
     stack = start("stubborn").until_ready()
     stack.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "stopping" in stack.stderr)
+    until(lambda: "stopping" in stack.stderr)
     stack.process.send_signal(signal.SIGINT)
     assert stack.wait() == 128 + signal.SIGINT
 
 
 def test_ctrl_c_while_starting(start: Start) -> None:
     stack = start("stuck", "--log-level", "debug")
-    wait_until(lambda: "the engine is starting: weights" in stack.stderr)
+    until(lambda: "the engine is starting: weights" in stack.stderr)
     stack.children()
     stack.process.send_signal(signal.SIGINT)
     assert stack.wait() == 128 + signal.SIGINT

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tests.waiting import PATIENCE, until
 from tokenspeed.runtime.config import Config
 
 ECHO_FRONT = Path(__file__).with_name("echo_front.py")
@@ -119,7 +119,11 @@ class FrontProcess:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        return self.process.wait(PATIENCE)
+
+    def let_go(self) -> None:
+        """Let ranks go on that were told to wait."""
+        (self.run_dir / "go").touch()
 
     def clean_up(self) -> None:
         self.process.kill()
@@ -175,13 +179,4 @@ def generate_request(tokenizer: Tokenizer) -> Callable[..., pb.GenerateRequest]:
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], Any]], Any]:
     """Waits until a condition is true and returns its value."""
-
-    def wait(condition: Callable[[], Any]) -> Any:
-        for _ in range(3000):
-            value = condition()
-            if value:
-                return value
-            time.sleep(0.01)
-        raise AssertionError("the condition never came true")
-
-    return wait
+    return until

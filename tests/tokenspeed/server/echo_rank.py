@@ -58,6 +58,7 @@ class Behaviour(msgspec.Struct, frozen=True):
 
     `restarts` are the same for the sets of ranks that replace the first; the last one holds for all further ones.
     A request whose prompt has the token `poison` ends the rank, one with `broken` makes a step fail.
+    A step after the first `free_steps`, and with `reload_waits` a reload, wait for the file `go` in the run directory.
     """
 
     start: str = "ready"
@@ -65,7 +66,8 @@ class Behaviour(msgspec.Struct, frozen=True):
     poison: int = -1
     broken: int = -1
     step_seconds: float = 0.0
-    reload_seconds: float = 0.0
+    free_steps: int | None = None
+    reload_waits: bool = False
     max_model_len: int = 512
     num_blocks: int = 1000
     tokenizer_path: str = ""
@@ -95,11 +97,12 @@ class EchoEngine:
         self.pausing: list[Pause] = []
         self.pause_reply: int | None = None
         self.generation = 1
+        self.steps = 0
         self.received = (run_dir.parent / "received.jsonl").open("ab", buffering=0)
-        context = zmq.Context()
-        self.source = context.socket(zmq.PULL)
+        self.context = zmq.Context()
+        self.source = self.context.socket(zmq.PULL)
         self.source.connect(f"ipc://{run_dir}/to_rank0")
-        self.sink = context.socket(zmq.PUSH)
+        self.sink = self.context.socket(zmq.PUSH)
         self.sink.connect(f"ipc://{run_dir}/from_rank0")
         self.decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 
@@ -178,13 +181,19 @@ class EchoEngine:
     def step(self) -> None:
         if not self.running:
             return
+        if self.steps == self.behaviour.free_steps and not self.may_go():
+            time.sleep(0.01)
+            return
+        self.steps += 1
         self.send(Admitted(request_ids=[name for name, request in self.running.items() if not request.started]))
         for request in self.running.values():
             request.started = True
         time.sleep(self.behaviour.step_seconds)
         prompts = [request.submit.prompt for request in self.running.values()]
         if any(self.behaviour.poison in prompt for prompt in prompts):
-            time.sleep(0.2)  # `Admitted` is to arrive
+            self.source.close()
+            self.sink.close()
+            self.context.term()  # once `Admitted` is sent
             os._exit(9)
         if any(self.behaviour.broken in prompt for prompt in prompts):
             broken = [name for name, r in self.running.items() if self.behaviour.broken in r.submit.prompt]
@@ -200,6 +209,9 @@ class EchoEngine:
             for pause in self.pausing:
                 self.take(pause)
             self.pausing.clear()
+
+    def may_go(self) -> bool:
+        return (self.run_dir.parent / "go").exists()
 
     def advance(self, request: Request) -> RequestOutput:
         token, sampling = request.next_token(), request.submit.sampling
@@ -237,7 +249,8 @@ class EchoEngine:
             self.send(ReloadStatus(state=state, generation=self.generation, id=message.id, by=message.by))
 
         status("reading")
-        time.sleep(self.behaviour.reload_seconds)
+        while self.behaviour.reload_waits and not self.may_go():
+            time.sleep(0.01)
         if message.modules and "no.such" in message.modules:
             error = "no module no.such"
             body = {

@@ -15,6 +15,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 from tokenizers import Tokenizer
 
+from tests.waiting import PATIENCE
 from tokenspeed.runtime.config import Config, ModelOptions, ReloadOptions, SchedulerOptions, ServeOptions
 
 Build = Callable[..., pb.GenerateRequest]
@@ -108,9 +109,9 @@ async def test_a_client_that_goes_away_ends_all_answers(
     request = generate_request("hello", n=4, stream=True, ignore_eos=True, request_id="gone")
     call = scheduler.Generate(request)
     await call.read()
+    eventually(lambda: len(submitted(front, "gone")) == 4)
     call.cancel()
     ids = {message["request_id"] for message in submitted(front, "gone")}
-    assert len(ids) == 4
     assert eventually(lambda: ids <= {message["request_id"] for message in front.received("Abort")})
 
 
@@ -165,7 +166,7 @@ async def test_every_reply_tells_which_weights_and_code_it_is_from(
         return {message.weight_version for message in (*chunks, *completions.values())}
 
     assert await told() == {"default+g1"}
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE) as client:
         await client.post(f"{front.control_url}/reload_forward", json={"id": "a"})
     assert await told() == {"default+g2"}
 
@@ -207,6 +208,12 @@ async def test_no_mix_of_answers_aborts_and_clients_that_go_away_leaves_anything
         options = {"ignore_eos": True, "max_new_tokens": draw.randint(1, 40)} if draw.random() < 0.7 else {}
         request = generate_request("hello", n=n, request_id=name, stream=draw.random() < 0.5, **options)
         plan, left = draw.choice(["stay", "abort", "leave"]), draw.randint(0, 5)
+        while not await served(request, plan, left):
+            ended["refused"] += 1
+            await asyncio.sleep(0.01)
+
+    async def served(request: pb.GenerateRequest, plan: str, left: int) -> bool:
+        """Whether there was room for it."""
         seen: set[int] = set()
         call = scheduler.Generate(request)
         try:
@@ -217,22 +224,21 @@ async def test_no_mix_of_answers_aborts_and_clients_that_go_away_leaves_anything
                     ended[response.complete.finish_reason] += 1
                 left -= 1
                 if left == 0 and plan == "abort":
-                    await scheduler.Abort(pb.AbortRequest(request_id=name))
+                    await scheduler.Abort(pb.AbortRequest(request_id=request.request_id))
                 if left == 0 and plan == "leave":
                     call.cancel()
-            assert seen == set(range(n))
+            assert seen == set(range(request.sampling_params.n))
         except asyncio.CancelledError:
             ended["left"] += 1
         except grpc.aio.AioRpcError as error:
             assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-            ended["refused"] += 1
+            return False
+        return True
 
     await asyncio.gather(*(one(number) for number in range(150)))
     assert min(ended[how] for how in ("stop", "length", "abort", "left", "refused")) > 0
-    async with httpx.AsyncClient() as client:
-        for _ in range(500):
-            info = (await client.get(f"{front.control_url}/server_info")).json()
-            if info["loads"]["running"] == 0:
-                break
+    async with asyncio.timeout(PATIENCE), httpx.AsyncClient(timeout=PATIENCE) as client:
+        while (await client.get(f"{front.control_url}/server_info")).json()["loads"]["running"]:
             await asyncio.sleep(0.02)
-    assert (await scheduler.GetServerInfo(pb.GetServerInfoRequest())).active_requests == 0
+        while (await scheduler.GetServerInfo(pb.GetServerInfoRequest())).active_requests:
+            await asyncio.sleep(0.02)

@@ -11,6 +11,7 @@ import pytest
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 
+from tests.waiting import PATIENCE
 from tokenspeed.runtime.config import Config, ModelOptions, ReloadOptions, ServeOptions
 
 MODEL = ModelOptions(model="echo")
@@ -24,7 +25,7 @@ def front(start_front: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 async def control(front: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=front.control_url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=front.control_url, timeout=PATIENCE) as client:
         yield client
 
 
@@ -106,7 +107,7 @@ async def test_without_the_flag_a_reload_is_refused_before_its_body_is_looked_at
     start_front: Callable[..., Any],
 ) -> None:
     front = start_front(Config(model=MODEL)).until_ready()
-    async with httpx.AsyncClient(base_url=front.control_url) as control:
+    async with httpx.AsyncClient(base_url=front.control_url, timeout=PATIENCE) as control:
         for body in (b'{"id": "a"}', b"{"):
             reply = await control.post("/reload_forward", content=body)
             assert (reply.status_code, reply.json()["code"]) == (400, "not_enabled")
@@ -117,8 +118,8 @@ async def test_without_the_flag_a_reload_is_refused_before_its_body_is_looked_at
 async def test_while_the_ranks_are_busy_the_front_answers_and_a_lost_caller_changes_nothing(
     start_front: Callable[..., Any],
 ) -> None:
-    front = start_front(PERMITTED, reload_seconds=1.0).until_ready()
-    async with httpx.AsyncClient(base_url=front.control_url, timeout=30) as control:
+    front = start_front(PERMITTED, reload_waits=True).until_ready()
+    async with httpx.AsyncClient(base_url=front.control_url, timeout=PATIENCE) as control:
         caller = asyncio.create_task(control.post("/reload_forward", json={"id": "a", "by": "me"}))
         status: dict[str, Any] = {"state": ""}
         while status["state"] != "reading":
@@ -129,6 +130,7 @@ async def test_while_the_ranks_are_busy_the_front_answers_and_a_lost_caller_chan
 
         caller.cancel()
         await asyncio.wait([caller])
+        front.let_go()
         reply = await control.post("/reload_forward", json={"id": "a"})
         assert reply.json()["success"]
     assert len(front.received("Reload")) == 1
@@ -193,7 +195,7 @@ async def test_wrong_paths_and_methods_are_answered_in_json(
 
 async def test_the_server_tells_about_itself_but_no_secret(start_front: Callable[..., Any]) -> None:
     front = start_front(Config(model=MODEL, serve=ServeOptions(api_key="hush-hush"))).until_ready()
-    async with httpx.AsyncClient(base_url=front.control_url) as control:
+    async with httpx.AsyncClient(base_url=front.control_url, timeout=PATIENCE) as control:
         reply = await control.get("/server_info")
     info = reply.json()
     assert info["server_args"]["rl.control_url"] == front.control_url
@@ -205,7 +207,7 @@ async def test_before_the_engine_is_ready_health_is_503_and_calls_fail(
     start_front: Callable[..., Any],
 ) -> None:
     front = start_front(PERMITTED, start="never").until_listening()
-    async with httpx.AsyncClient(base_url=front.control_url) as control:
+    async with httpx.AsyncClient(base_url=front.control_url, timeout=PATIENCE) as control:
         assert (await control.get("/health")).status_code == 503
         assert (await control.get("/server_info")).json()["state"] == "starting"
         for path, body in (("/reload_forward", {"id": "a"}), ("/flush_cache", None)):
@@ -221,5 +223,5 @@ def shared_front(start_shared_front: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 async def shared_control(shared_front: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=shared_front.control_url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=shared_front.control_url, timeout=PATIENCE) as client:
         yield client

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import zmq
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 
+from tests.waiting import PATIENCE
 from tokenspeed.runtime.config import (
     Config,
     ControlOptions,
@@ -33,7 +35,10 @@ MODEL = ModelOptions(model="echo")
 
 
 def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def ready_with_two_ranks(start_front: Start, eventually: Callable[..., Any], **behaviour: Any) -> Any:
@@ -58,7 +63,7 @@ def test_it_reports_its_start_and_ends_in_order(start_front: Start, eventually: 
 async def test_a_stop_lets_running_requests_finish_and_admits_no_more(
     start_front: Start, generate_request: Callable[..., Any]
 ) -> None:
-    front = start_front(Config(model=MODEL), step_seconds=0.01).until_ready()
+    front = start_front(Config(model=MODEL, serve=ServeOptions(drain_timeout=600.0)), free_steps=1).until_ready()
     async with front.channel() as channel:
         scheduler = rpc.TokenSpeedSchedulerStub(channel)
         request = generate_request("hello", stream=True, ignore_eos=True, max_new_tokens=60)
@@ -67,12 +72,15 @@ async def test_a_stop_lets_running_requests_finish_and_admits_no_more(
         front.process.send_signal(signal.SIGTERM)
         with pytest.raises(grpc.aio.AioRpcError, match="stopping") as caught:
             while True:
-                async for _ in scheduler.Generate(generate_request("a")):
-                    pass
+                call = scheduler.Generate(generate_request("a"))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(call.read(), 0.1)
+                call.cancel()
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        front.let_go()
         responses = [response async for response in running]
         assert len(responses[-1].complete.output_ids) == 60
-    assert await asyncio.to_thread(front.process.wait, 30) == 0
+    assert await asyncio.to_thread(front.process.wait, PATIENCE) == 0
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -88,7 +96,7 @@ async def test_a_drain_ends_at_its_timeout_or_at_a_second_signal(
         await anext(call)
         front.process.send_signal(signal.SIGINT)
         if again:
-            async with httpx.AsyncClient(base_url=front.control_url) as control:
+            async with httpx.AsyncClient(base_url=front.control_url, timeout=PATIENCE) as control:
                 while (await control.get("/health")).status_code == 200:
                     pass
             front.process.send_signal(signal.SIGINT)
@@ -96,7 +104,7 @@ async def test_a_drain_ends_at_its_timeout_or_at_a_second_signal(
             async for _ in call:
                 pass
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert await asyncio.to_thread(front.process.wait, 30) == 0
+    assert await asyncio.to_thread(front.process.wait, PATIENCE) == 0
 
 
 @pytest.mark.parametrize(
@@ -112,7 +120,7 @@ def test_a_rank_that_cannot_start_ends_the_front_with_its_sentence(
 ) -> None:
     front = start_front(Config(model=MODEL), start=start)
     assert front.wait_for("failed") == {"event": "failed", "message": message, "exit_code": code}
-    assert front.process.wait(30) == code
+    assert front.process.wait(PATIENCE) == code
     assert message not in front.log()  # the parent prints it
 
 
@@ -121,7 +129,7 @@ def test_a_damaged_tokenizer_is_one_sentence(start_front: Start, tmp_path: Path)
     front = start_front(Config(model=MODEL), tokenizer_path=str(tmp_path))
     failed = front.wait_for("failed")
     assert failed["message"].startswith(f"{tmp_path}/tokenizer.json cannot be read (")
-    assert front.process.wait(30) == failed["exit_code"] == 3
+    assert front.process.wait(PATIENCE) == failed["exit_code"] == 3
 
 
 def test_a_tokenizer_of_another_form_is_no_failure(start_front: Start, tmp_path: Path) -> None:
@@ -137,14 +145,14 @@ def test_an_unexpected_exception_is_a_failed_event_too(start_front: Start) -> No
         failed = front.wait_for("failed")
     assert failed["message"].startswith("the front failed: ")
     assert failed["message"].endswith("its traceback is above")
-    assert front.process.wait(30) == failed["exit_code"] == 1
+    assert front.process.wait(PATIENCE) == failed["exit_code"] == 1
     assert "Traceback" in front.log()
 
 
 def test_a_configuration_that_cannot_be_read_is_a_failed_event_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}]")
     command = [sys.executable, "-m", "tokenspeed.server", "--run-dir", str(tmp_path), "--status-fd", "1"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert json.loads(result.stdout)["event"] == "failed"
     assert result.returncode == 1
 
@@ -169,7 +177,7 @@ def test_the_front_ends_when_its_parent_dies(start_front: Start, eventually: Cal
     front = ready_with_two_ranks(start_front, eventually)
     pids = [front.rank_pid(rank) for rank in (0, 1)]
     front.status.close()
-    assert front.process.wait(30) == 0
+    assert front.process.wait(PATIENCE) == 0
     assert all(gone(pid) for pid in pids)
 
 
@@ -182,7 +190,7 @@ def test_a_control_port_in_use_is_one_sentence(start_front: Start) -> None:
         failed = front.wait_for("failed")
     assert f"127.0.0.1:{port} cannot be used" in failed["message"]
     assert "--rl-control-port" in failed["message"]
-    assert front.process.wait(30) == failed["exit_code"] == 4
+    assert front.process.wait(PATIENCE) == failed["exit_code"] == 4
     assert not (front.run_dir / "rank0.pid").exists()
 
 
@@ -194,7 +202,7 @@ def test_a_run_directory_too_long_for_a_socket_is_one_sentence(tmp_path: Path) -
         [sys.executable, "-m", "tokenspeed.server", "--run-dir", str(run_dir), "--status-fd", "1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     *_, line = result.stdout.splitlines()
     assert json.loads(line)["event"] == "failed"
@@ -204,4 +212,4 @@ def test_a_run_directory_too_long_for_a_socket_is_one_sentence(tmp_path: Path) -
 
 def test_the_front_never_imports_torch() -> None:
     code = "import sys, tokenspeed.server.process; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE).returncode == 0

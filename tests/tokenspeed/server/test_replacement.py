@@ -17,6 +17,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 from tokenizers import Tokenizer
 
+from tests.waiting import PATIENCE
 from tokenspeed.runtime.config import Config, ModelOptions, ParallelOptions, ReloadOptions
 
 Start = Callable[..., Any]
@@ -61,7 +62,10 @@ def serving(start_front: Start) -> Callable[..., Any]:
     @asynccontextmanager
     async def serve(config: Config = RELOADABLE, **behaviour: Any) -> AsyncIterator[Engine]:
         front = start_front(config, **behaviour).until_ready()
-        async with front.channel() as channel, httpx.AsyncClient(base_url=front.control_url, timeout=60) as control:
+        async with (
+            front.channel() as channel,
+            httpx.AsyncClient(base_url=front.control_url, timeout=PATIENCE) as control,
+        ):
             yield Engine(front, rpc.TokenSpeedSchedulerStub(channel), control)
 
     return serve
@@ -76,13 +80,14 @@ async def test_a_stream_goes_on_where_it_was(
     serving: Callable[..., Any], generate_request: Ask, tokenizer: Tokenizer, eventually: Any, victim: int
 ) -> None:
     config = Config(model=MODEL, parallel=ParallelOptions(tensor_parallel_size=2))
-    async with serving(config, step_seconds=0.02) as engine:
+    async with serving(config, free_steps=1) as engine:
         eventually(lambda: (engine.front.run_dir / "rank1.pid").exists())
         request = generate_request("abcdefghij" * 10, stream=True)
         request.return_logprob, request.top_logprobs_num = True, 2
         call = aiter(engine.stub.Generate(request))
         streamed = list((await anext(call)).chunk.token_ids)
         await engine.kill(victim)
+        engine.front.let_go()
         responses = [response async for response in call]
         for response in responses[:-1]:
             streamed += response.chunk.token_ids
@@ -131,7 +136,7 @@ async def test_two_failed_starts_end_the_server(serving: Callable[..., Any], gen
         )
         assert caught.value.details() == sentence
         assert engine.front.wait_for("failed") == {"event": "failed", "message": sentence, "exit_code": 3}
-        assert await asyncio.to_thread(engine.front.process.wait, 30) == 3
+        assert await asyncio.to_thread(engine.front.process.wait, PATIENCE) == 3
 
 
 async def test_a_stop_during_a_replacement_is_obeyed(serving: Callable[..., Any], generate_request: Ask) -> None:
@@ -147,7 +152,7 @@ async def test_a_stop_during_a_replacement_is_obeyed(serving: Callable[..., Any]
         with pytest.raises(grpc.aio.AioRpcError, match="stopped before"):
             async for _ in call:
                 pass
-        assert await asyncio.to_thread(engine.front.process.wait, 30) == 0
+        assert await asyncio.to_thread(engine.front.process.wait, PATIENCE) == 0
         assert engine.front.log().count("Traceback") == 0
 
 
@@ -183,14 +188,13 @@ async def test_a_failed_step_ends_its_requests_as_on_one_rank(
 
 
 async def test_a_reload_that_ran_has_failed_and_those_that_wait_run(serving: Callable[..., Any]) -> None:
-    async with serving(reload_seconds=600.0) as engine:
+    async with serving(reload_waits=True) as engine:
         calls = [asyncio.create_task(engine.control.post("/reload_forward", json={"id": name})) for name in "ab"]
         while (await engine.control.get("/reload_status")).json()["state"] != "reading":
             pass
-        (engine.front.run_dir / "echo.json").write_text(
-            (engine.front.run_dir / "echo.json").read_text().replace("600.0", "0.0")
-        )
-        await engine.kill()
+        os.kill(engine.front.rank_pid(0), signal.SIGKILL)
+        engine.front.let_go()
+        await engine.until_replaced()
         replies = [(await call).json() for call in calls]
         failed = next(reply for reply in replies if not reply["success"])
         assert (failed["code"], failed["phase"], failed["rank"], failed["undone"]) == ("failed", "read", 0, True)

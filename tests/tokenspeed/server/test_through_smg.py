@@ -7,10 +7,8 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,8 @@ import httpx
 import openai
 import pytest
 
+from tests.ports import free_port
+from tests.waiting import PATIENCE, until
 from tokenspeed.runtime.config import Config, ModelOptions, ReloadOptions, SchedulerOptions, ServeOptions
 
 CONFIG = Config(
@@ -28,12 +28,6 @@ CONFIG = Config(
     serve=ServeOptions(report_generation=True),
 )
 SMG = Path(sys.executable).with_name("smg")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +56,8 @@ def gateway(front: Any, folder: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0, cwd=folder)
     address = f"http://127.0.0.1:{port}"
     try:
-        while not serves(address):
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.05)
+        until(lambda: serves(address) or process.poll() is not None, log.read_text)
+        assert process.poll() is None, log.read_text()
         yield address
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -74,7 +67,7 @@ def gateway(front: Any, folder: Path) -> Iterator[str]:
 
 def serves(address: str) -> bool:
     try:
-        return bool(httpx.get(f"{address}/v1/models").json().get("data"))
+        return bool(httpx.get(f"{address}/v1/models", timeout=PATIENCE).json().get("data"))
     except (httpx.HTTPError, ValueError):
         return False
 
@@ -196,36 +189,36 @@ def test_more_requests_than_may_wait_are_a_429(client: openai.OpenAI, eventually
 
 
 def test_the_generation_is_told_with_the_weight_version(url: str) -> None:
-    reply = httpx.post(f"{url}/generate", json={"model": "echo", "text": "hello"})
+    reply = httpx.post(f"{url}/generate", json={"model": "echo", "text": "hello"}, timeout=PATIENCE)
     (answer,) = reply.json()
     assert re.fullmatch(r"default\+g\d+", answer["meta_info"]["weight_version"])
 
 
 def test_logprobs_of_the_prompt_are_not_implemented(url: str) -> None:
     body = {"model": "echo", "text": "hello", "return_logprob": True, "logprob_start_len": 0}
-    reply = httpx.post(f"{url}/generate", json=body)
+    reply = httpx.post(f"{url}/generate", json=body, timeout=PATIENCE)
     assert (reply.status_code, "no field for log-probabilities of the prompt" in reply.text) == (501, True)
 
 
 def test_reloads_fan_out_to_the_control_app(url: str) -> None:
     path = f"{url}/v1/rl/engine/reload_forward?selector=engine=tokenspeed"
     headers = {"Content-Type": "application/json"}
-    good = httpx.post(path, content=b'{"mode": "wait", "id": "a", "timeout_s": 600}', headers=headers)
+    good = httpx.post(path, content=b'{"mode": "wait", "id": "a", "timeout_s": 600}', headers=headers, timeout=PATIENCE)
     (envelope,) = good.json()["results"].values()
     assert (good.status_code, envelope["status"], envelope["body"]["generation"]) == (200, 200, 2)
 
-    bad = httpx.post(path, content=b'{"mode": "wait"}')
+    bad = httpx.post(path, content=b'{"mode": "wait"}', timeout=PATIENCE)
     (envelope,) = bad.json()["results"].values()
     assert (bad.status_code, envelope["status"], envelope["body"]["code"]) == (207, 400, "bad_request")
 
-    status = httpx.get(f"{url}/v1/rl/engine/reload_status?selector=engine=tokenspeed")
+    status = httpx.get(f"{url}/v1/rl/engine/reload_status?selector=engine=tokenspeed", timeout=PATIENCE)
     (envelope,) = status.json()["results"].values()
     assert envelope["body"]["state"] == "idle"
 
 
 def test_the_gateway_flushes_the_cache(url: str, front: Any) -> None:
     before = len(front.received("FlushCache"))
-    assert httpx.post(f"{url}/flush_cache").status_code == 200
+    assert httpx.post(f"{url}/flush_cache", timeout=PATIENCE).status_code == 200
     assert len(front.received("FlushCache")) == before + 1
 
 

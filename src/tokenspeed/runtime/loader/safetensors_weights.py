@@ -56,7 +56,7 @@ def safetensors_weights(directory: Path, block_fp8: bool = False) -> Iterator[tu
             yield from _read(path, expected, block_fp8)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is damaged ({error}); download it again") from error
-        except RuntimeError as error:  # torch could not map it
+        except (RuntimeError, MemoryError) as error:  # it could not be mapped
             raise ModelError(f"{path} cannot be mapped ({error}); free memory or use smaller shards") from error
 
 

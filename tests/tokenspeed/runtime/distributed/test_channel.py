@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import pytest
 
+from tests.waiting import PATIENCE
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.errors import RankLost
 from tokenspeed.runtime.distributed.vote import Ballot, Vote
@@ -19,9 +20,10 @@ Result = TypeVar("Result")
 
 
 @pytest.fixture
-def run_dir() -> Path:
+def run_dir() -> Iterator[Path]:
     # A Unix socket's path may have about 100 characters; pytest's own folders are longer.
-    return Path(mkdtemp(prefix="ts-"))
+    with TemporaryDirectory(prefix="ts-") as directory:
+        yield Path(directory)
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def test_one_failure_is_every_ranks_verdict(run_dir: Path) -> None:
 
         def work(channel: Channel) -> tuple[int, object, float]:
             error = {"error": "boom"} if channel.rank == 2 else None
-            verdict = Vote(channel).cast(Ballot(rank=channel.rank, seconds=channel.rank / 10, error=error), 10)
+            verdict = Vote(channel).cast(Ballot(rank=channel.rank, seconds=channel.rank / 10, error=error), PATIENCE)
             assert verdict.failed is not None
             return verdict.failed.rank, verdict.failed.error, verdict.seconds
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import psutil
@@ -48,9 +49,14 @@ def test_what_is_not_used_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_file_that_does_not_fit_into_the_address_space_is_named(tmp_path: Path) -> None:
-    write_sparse(tmp_path / SINGLE, 1 << 42)
-    with pytest.raises(ModelError, match=r"model\.safetensors cannot be mapped"):
-        list(safetensors_weights(tmp_path))
+    write_sparse(tmp_path / SINGLE, 1 << 34)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (1 << 32), before[1]))
+    try:
+        with pytest.raises(ModelError, match=r"model\.safetensors cannot be mapped"):
+            list(safetensors_weights(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_a_tensor_that_the_index_does_not_name_is_left_out(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.waiting import PATIENCE
 from tokenspeed.errors import ConfigError
 
 
@@ -19,7 +20,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.barrier = threading.Barrier(size, timeout=60)
+        self.barrier = threading.Barrier(size, timeout=PATIENCE)
         self.tensors: list[Tensor | None] = [None] * size
 
     def exchange(self, rank: int, tensor: Tensor) -> list[Tensor]:

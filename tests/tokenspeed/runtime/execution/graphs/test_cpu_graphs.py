@@ -344,10 +344,15 @@ def test_dropped_graphs_leave_nothing_behind() -> None:
 
     for _ in range(3):
         cycle()
-    before = census()
-    for _ in range(50):
-        cycle()
-    assert census() - before < 50
+
+    def growth() -> int:
+        before = census()
+        for _ in range(50):
+            cycle()
+        return census() - before
+
+    # What other threads of this process do may add objects, but not every time.
+    assert any(growth() < 50 for _ in range(5))
 
 
 def test_dropping_a_graph_frees_its_tensors_at_once() -> None:
