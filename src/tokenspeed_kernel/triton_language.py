@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +27,14 @@ AVAILABLE = INSTALLED and (torch.version.cuda is not None or INTERPRETED or os.e
 
 DEVICES = ("cpu",) if INTERPRETED else ("cuda",)
 """Device types that Triton's solutions run on."""
+
+CAPABILITY = (8, 0)
+"""Least compute capability that Triton compiles for."""
+
+TRITON: Mapping[str, Any] = MappingProxyType(
+    {"solution": "triton", "priority": 10, "devices": DEVICES, "capability": CAPABILITY}
+)
+"""What `register_kernel` is told of every Triton solution."""
 
 triton: Any = importlib.import_module("triton") if AVAILABLE else None
 tl: Any = importlib.import_module("triton.language") if AVAILABLE else None

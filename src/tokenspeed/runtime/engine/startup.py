@@ -72,7 +72,7 @@ class Startup:
     def _run(self) -> None:
         with self._phase("device") as progress:
             self.device = pick_device(self.config.model.device, self.channel.rank, self.channel.size)
-            for sentence in missing_parts(self.device):
+            for sentence in missing_parts(self.device, self.config.model.device):
                 progress(sentence)
             apply_flags(self.config.kernels)
         with self._phase("resolve"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import warnings
 
 import torch
 
 from tokenspeed.errors import ResourceError
+from tokenspeed_kernel.triton_language import CAPABILITY
 
 
 def pick_device(asked: str, rank: int, ranks: int) -> torch.device:
@@ -30,8 +32,27 @@ def pick_device(asked: str, rank: int, ranks: int) -> torch.device:
             "lower it, or check CUDA_VISIBLE_DEVICES"
         )
     device = torch.device("cuda", rank)
+    _check_build(device)
     torch.cuda.set_device(device)
     return device
+
+
+def _check_build(device: torch.device) -> None:
+    """Refuse a GPU for which this torch has no code: every operation would fail."""
+    major, minor = torch.cuda.get_device_capability(device)
+    built = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name) for name in torch.cuda.get_arch_list()]
+    targets = [(found[1], int(found[2]), int(found[3])) for found in built if found is not None]
+    # Machine code runs on later GPUs of its own generation; what is in PTX, on all later ones.
+    if targets and not any(
+        (kind == "sm" and high == major and low <= minor) or (kind == "compute" and (high, low) <= (major, minor))
+        for kind, high, low in targets
+    ):
+        least, most = min(target[1:] for target in targets), max(target[1:] for target in targets)
+        raise ResourceError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and this torch is built "
+            f"for {least[0]}.{least[1]} to {most[0]}.{most[1]}; install a torch that is built for it, or use "
+            "--device cpu"
+        )
 
 
 def cuda_problem() -> str | None:
@@ -49,12 +70,24 @@ def cuda_problem() -> str | None:
     return "torch finds no CUDA device; check nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 
-def missing_parts(device: torch.device) -> list[str]:
-    """What is not installed and makes this device slower, one sentence each."""
+def missing_parts(device: torch.device, asked: str) -> list[str]:
+    """Why a model on `device` is slower than it could be, one sentence each.
+
+    Args:
+        device: from `pick_device`.
+        asked: what that was asked for.
+    """
     if device.type != "cuda":
-        return []
+        # A torch with CUDA was installed for a GPU.
+        problem = cuda_problem() if asked == "auto" and torch.version.cuda is not None else None
+        return [f"the model runs on the CPU: {problem}"] if problem else []
     lacking = []
-    if importlib.util.find_spec("triton") is None:
+    if torch.cuda.get_device_capability(device) < CAPABILITY:
+        lacking.append(
+            f"{torch.cuda.get_device_name(device)} has no compute capability {CAPABILITY[0]}.{CAPABILITY[1]}, which "
+            "Triton needs: all kernels are plain torch, which is slow"
+        )
+    elif importlib.util.find_spec("triton") is None:
         lacking.append("Triton is not installed: all kernels are plain torch, which is slow; install tokenspeed[gpu]")
     return lacking
 

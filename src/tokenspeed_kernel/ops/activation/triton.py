@@ -7,14 +7,13 @@ from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import cdiv
-from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_language import TRITON, tl, triton
 from tokenspeed_kernel.triton_run import run_triton
 
-PRIORITY = 10
 BLOCK = 1024
 
 
-@register_kernel("activation", "silu_and_mul", solution="triton", priority=PRIORITY, devices=DEVICES)
+@register_kernel("activation", "silu_and_mul", **TRITON)
 def silu_and_mul(x: Tensor) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     tokens, size = x.shape[0], x.shape[1] // 2

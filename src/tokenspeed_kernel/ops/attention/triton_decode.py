@@ -15,11 +15,10 @@ from tokenspeed_kernel.ops.attention.triton_sizes import block_dim, bucket_of, h
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
-from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_language import TRITON, tl, triton
 from tokenspeed_kernel.triton_run import run_triton
 from tokenspeed_kernel.workspace import ALIGNMENT, WORKSPACE
 
-PRIORITY = 10
 MOST_SPLITS = 32
 LOG2_E = 1.4426950408889634
 TRAITS = MappingProxyType({"head_dim": range(1, 257)})
@@ -41,7 +40,7 @@ WIDE_HEAD = 512
 WIDE_CANDIDATES = (MappingProxyType({"block_kv": 16, "programs": 528, "num_warps": 4, "num_stages": 2}),)
 
 
-@register_kernel("attention", "decode", solution="triton", priority=PRIORITY, devices=DEVICES, traits=TRAITS)
+@register_kernel("attention", "decode", **TRITON, traits=TRAITS)
 def decode(
     query: Tensor, key_pool: Tensor, value_pool: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
 ) -> Tensor:

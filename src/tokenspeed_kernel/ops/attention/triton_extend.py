@@ -16,10 +16,9 @@ from tokenspeed_kernel.ops.attention.triton_sizes import block_dim, bucket_of, h
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
-from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_language import TRITON, tl, triton
 from tokenspeed_kernel.triton_run import run_triton
 
-PRIORITY = 10
 LOG2_E = 1.4426950408889634
 FEWEST_SEQS = 512
 """Sequences for which a kernel is compiled at least: one compile serves all smaller batches."""
@@ -41,7 +40,7 @@ WIDE_HEAD = 256
 WIDE_CANDIDATES = (MappingProxyType({"rows": 32, "block_kv": 16, "num_warps": 4, "num_stages": 2}),)
 
 
-@register_kernel("attention", "extend", solution="triton", priority=PRIORITY, devices=DEVICES, traits=TRAITS)
+@register_kernel("attention", "extend", **TRITON, traits=TRAITS)
 def extend(
     query: Tensor,
     key_pool: Tensor,

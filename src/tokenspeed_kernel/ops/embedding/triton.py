@@ -7,14 +7,13 @@ from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import cdiv
-from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_language import TRITON, tl, triton
 from tokenspeed_kernel.triton_run import run_triton
 
-PRIORITY = 10
 BLOCK = 1024
 
 
-@register_kernel("embedding", "embedding", solution="triton", priority=PRIORITY, devices=DEVICES)
+@register_kernel("embedding", "embedding", **TRITON)
 def embedding(ids: Tensor, table: Tensor, first_id: int) -> Tensor:
     table = table if table.stride(1) == 1 else table.contiguous()
     tokens, (rows, size) = ids.shape[0], table.shape

@@ -12,10 +12,8 @@ from tokenspeed_kernel.ops.gemm.triton_store import store_product
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import cdiv, next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
-from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_language import TRITON, tl, triton
 from tokenspeed_kernel.triton_run import run_triton
-
-PRIORITY = 10
 
 CANDIDATES = tuple(
     MappingProxyType({"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages})
@@ -34,11 +32,8 @@ CANDIDATES = tuple(
 @register_kernel(
     "gemm",
     "block_fp8_linear",
-    solution="triton",
-    priority=PRIORITY,
-    devices=DEVICES,
+    **{**TRITON, "capability": (8, 9)},
     dtypes=(torch.bfloat16, torch.float16, torch.float32),
-    capability=(8, 9),
 )
 def block_fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, out_size: int) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()

@@ -14,10 +14,9 @@ from tokenspeed_kernel.ops.gemm.triton_store import store_product
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import cdiv, next_power_of_2
 from tokenspeed_kernel.tactics import TACTICS, Tactic
-from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_language import TRITON, tl, triton
 from tokenspeed_kernel.triton_run import run_triton
 
-PRIORITY = 10
 MOST_ROWS = 64
 """Rows from which on a product is bound by arithmetic rather than by reading weights."""
 
@@ -36,7 +35,10 @@ CANDIDATES = tuple(
 
 
 @register_kernel(
-    "gemm", "linear", solution="triton", priority=PRIORITY, devices=DEVICES, dtypes=(torch.bfloat16, torch.float16)
+    "gemm",
+    "linear",
+    **TRITON,
+    dtypes=(torch.bfloat16, torch.float16),
 )
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows, in_size = x.shape

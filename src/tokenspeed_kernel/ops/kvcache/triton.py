@@ -6,13 +6,11 @@ from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import next_power_of_2
-from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_language import TRITON, tl, triton
 from tokenspeed_kernel.triton_run import run_triton
 
-PRIORITY = 10
 
-
-@register_kernel("kvcache", "write_kv", solution="triton", priority=PRIORITY, devices=DEVICES)
+@register_kernel("kvcache", "write_kv", **TRITON)
 def write_kv(key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, slot_mapping: Tensor) -> None:
     key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (key, value))
     tokens, heads, head_dim = key.shape

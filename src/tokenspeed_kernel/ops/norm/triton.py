@@ -7,13 +7,11 @@ from torch import Tensor
 
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import next_power_of_2
-from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_language import TRITON, tl, triton
 from tokenspeed_kernel.triton_run import run_triton
 
-PRIORITY = 10
 
-
-@register_kernel("norm", "rms_norm", solution="triton", priority=PRIORITY, devices=DEVICES)
+@register_kernel("norm", "rms_norm", **TRITON)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = _rows(x)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -22,7 +20,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-@register_kernel("norm", "add_rms_norm", solution="triton", priority=PRIORITY, devices=DEVICES)
+@register_kernel("norm", "add_rms_norm", **TRITON)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     rows, others = _rows(x), _rows(residual)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -8,15 +8,14 @@ from torch import Tensor
 from tokenspeed_kernel.ops.kvcache.triton import pool_place
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import cdiv, next_power_of_2
-from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_language import TRITON, tl, triton
 from tokenspeed_kernel.triton_run import run_triton
 
-PRIORITY = 10
 HEADS = 4
 """Heads of one program."""
 
 
-@register_kernel("rope", "apply_rope", solution="triton", priority=PRIORITY, devices=DEVICES)
+@register_kernel("rope", "apply_rope", **TRITON)
 def apply_rope(positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
     return _rotated(positions, query, cos_sin), _rotated(positions, key, cos_sin)
 
@@ -43,7 +42,7 @@ def _rotated(positions: Tensor, x: Tensor, cos_sin: Tensor) -> Tensor:
     return out
 
 
-@register_kernel("rope", "rope_and_write_kv", solution="triton", priority=PRIORITY, devices=DEVICES)
+@register_kernel("rope", "rope_and_write_kv", **TRITON)
 def rope_and_write_kv(
     positions: Tensor,
     query: Tensor,

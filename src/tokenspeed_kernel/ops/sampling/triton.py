@@ -21,11 +21,10 @@ from tokenspeed_kernel.ops.sampling.triton_noise import row_key
 from tokenspeed_kernel.ops.sampling.triton_order import kth_highest
 from tokenspeed_kernel.registry import register_kernel
 from tokenspeed_kernel.rounding import cdiv, next_power_of_2
-from tokenspeed_kernel.triton_language import DEVICES, tl, triton
+from tokenspeed_kernel.triton_language import TRITON, tl, triton
 from tokenspeed_kernel.triton_run import run_triton
 from tokenspeed_kernel.workspace import WORKSPACE
 
-PRIORITY = 10
 BLOCK = 2048
 """Tokens of one step of a loop of the first kernel."""
 GROUP = 64
@@ -39,7 +38,12 @@ CANDIDATES = 2048
 """Tokens that the second kernel can sort; a larger top-k is found by drawing again."""
 
 
-@register_kernel("sampling", "sample", solution="triton", priority=PRIORITY, devices=DEVICES, dtypes=(torch.float32,))
+@register_kernel(
+    "sampling",
+    "sample",
+    **TRITON,
+    dtypes=(torch.float32,),
+)
 def sample(
     logits: Tensor,
     temperature: Tensor,
