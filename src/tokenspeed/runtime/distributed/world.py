@@ -50,7 +50,7 @@ class World:
         except RuntimeError as error:
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
             advice = (
-                "set NCCL_DEBUG=INFO to see why; in a container /dev/shm needs room (--ipc=host or --shm-size=1g)"
+                "set NCCL_DEBUG=INFO to see why; in a container give /dev/shm more room"
                 if self.device.type == "cuda"
                 else "check that processes of this machine may connect over the loopback interface"
             )
