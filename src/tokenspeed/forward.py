@@ -22,3 +22,7 @@ START_UP_MODULES = (
     "tokenspeed.runtime.loader",
 )
 """Where the functions that start-up runs are called from."""
+
+COMMITTED_FILE = "committed.msgpack"
+"""In the directory of ranks that replace others: the protocol's `Committed` with every module, which they run whatever
+the disk holds."""

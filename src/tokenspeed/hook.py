@@ -7,17 +7,19 @@ everything that runs.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from tokenspeed.forward import BUILDS_ONCE, FORWARD_PACKAGES, START_UP_MODULES, WATCHED_PACKAGES
-from tokenspeed_reload import RUNS_ONCE, Reloader
+from tokenspeed_reload import RUNS_ONCE, Origin, Reloader
 
 
-def install_reloader(overlay: str | None) -> Reloader:
+def install_reloader(overlay: str | None, kept: Mapping[str, Origin] | None = None) -> Reloader:
     """A reloader that records from here on what is imported.
 
     Args:
         overlay: directory, laid out as the packages, whose modules are read before the installed ones.
+        kept: what other ranks ran, which is imported whatever the disk holds.
     """
     reloader = Reloader(
         packages=FORWARD_PACKAGES,
@@ -27,6 +29,7 @@ def install_reloader(overlay: str | None) -> Reloader:
         built_by=START_UP_MODULES,
         beside=("tokenspeed", "tokenspeed_reload"),
     )
+    reloader.keep(kept or {})
     reloader.install()
     return reloader
 

@@ -11,10 +11,15 @@ import faulthandler
 import json
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from tokenspeed import hook
-from tokenspeed_reload import Reloader
+from tokenspeed.forward import COMMITTED_FILE
+from tokenspeed_reload import Origin, Reloader, SourceText
 
 
 def main() -> int:
@@ -27,17 +32,33 @@ def main() -> int:
     # Ctrl-C in a terminal reaches the whole process group; the front decides when a rank ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hook.let_threads_sleep()
-    reloader = install_reloader(args.run_dir)
+    generation, kept = committed(args.run_dir)
+    reloader = install_reloader(args.run_dir, kept)
 
     from tokenspeed.runtime.engine.process import run
 
-    return run(args.run_dir, args.rank, reloader)
+    return run(args.run_dir, args.rank, reloader, generation)
 
 
-def install_reloader(run_dir: Path) -> Reloader | None:
+def install_reloader(run_dir: Path, kept: Mapping[str, Origin]) -> Reloader | None:
     """The reloader of this process, already recording; None where the server does not permit reloads."""
     options = json.loads((run_dir / "config.json").read_bytes())["reload"]
-    return hook.install_reloader(options["reload_overlay"]) if options["allow_reload_forward"] else None
+    return hook.install_reloader(options["reload_overlay"], kept) if options["allow_reload_forward"] else None
+
+
+def committed(run_dir: Path) -> tuple[int, dict[str, Origin]]:
+    """The generation that ranks before this one served, with its modules; 0 and none for the first ranks."""
+    try:
+        data = (run_dir / COMMITTED_FILE).read_bytes()
+    except FileNotFoundError:
+        return 0, {}
+    # Not as the protocol's type, which lies in a module that is about to be imported from these sources.
+    known: dict[str, Any] = msgspec.msgpack.decode(data)
+    modules = {
+        name: Origin(SourceText(module["path"], module["data"]), module["origin"])
+        for name, module in known["modules"].items()
+    }
+    return known["generation"], modules
 
 
 if __name__ == "__main__":

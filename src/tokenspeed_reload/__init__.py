@@ -11,7 +11,7 @@ from tokenspeed_reload.errors import (
     describe,
 )
 from tokenspeed_reload.merge import Adapter, LibraryAdapter, Merge
-from tokenspeed_reload.records import Change, Sources, SourceText
+from tokenspeed_reload.records import Change, Origin, Sources, SourceText
 from tokenspeed_reload.reloader import RUNS_ONCE, Reloader
 from tokenspeed_reload.report import Effect, NeedsRestart, Plan, ReloadedModule, Report, Running, Stale
 from tokenspeed_reload.transaction import Transaction
@@ -26,6 +26,7 @@ __all__ = [
     "LibraryAdapter",
     "Merge",
     "NeedsRestart",
+    "Origin",
     "Participant",
     "Plan",
     "ReloadError",

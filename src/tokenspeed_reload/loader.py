@@ -7,14 +7,14 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
 from tokenspeed_reload.errors import ReloadError, describe
-from tokenspeed_reload.records import ModuleRecord, Records, SourceText
+from tokenspeed_reload.records import ModuleRecord, Origin, Records, SourceText
 
 
 def within(name: str, prefixes: Sequence[str]) -> bool:
@@ -86,8 +86,8 @@ class RecordingLoader(SourceFileLoader):
 class SourceFinder(MetaPathFinder):
     """The first finder of `sys.meta_path`; it serves the modules of the recorded packages.
 
-    A module is taken from the sources of a reload in progress, then from the overlay directory, then from
-    wherever the other finders have it.
+    A module is taken from the sources of a reload in progress, then from what another process ran (`kept`), then from
+    the overlay directory, then from wherever the other finders have it.
     """
 
     def __init__(self, prefixes: Sequence[str], overlay: Path | None, records: Records) -> None:
@@ -95,6 +95,7 @@ class SourceFinder(MetaPathFinder):
         self._overlay = overlay
         self._records = records
         self.serving: dict[str, SourceText] = {}
+        self.kept: Mapping[str, Origin] = {}
         self._asking = threading.local()
 
     def find_spec(
@@ -104,8 +105,10 @@ class SourceFinder(MetaPathFinder):
         if not within(fullname, self._prefixes):
             return None
         base = self._find_elsewhere(fullname, path, target)
-        origin = _source_path(base)
         source = self.serving.get(fullname)
+        if source is None and fullname in self.kept and fullname not in self._records.modules:
+            return self._kept_spec(fullname, self.kept[fullname], base)
+        origin = _source_path(base)
         if source is None:
             file = self.overlay_file(fullname) or origin
             if file is None:
@@ -171,6 +174,13 @@ class SourceFinder(MetaPathFinder):
             if spec is not None:
                 return spec
         return None
+
+    def _kept_spec(self, name: str, kept: Origin, base: ModuleSpec | None) -> ModuleSpec | None:
+        """The spec of a module that another process ran, though the disk may hold another form of it, or none."""
+        spec = self._spec(name, kept.source, kept.file, base if kept.source.is_package else None)
+        if spec is not None and kept.source.is_package and base is None:
+            spec.submodule_search_locations = [os.path.dirname(kept.file)]  # noqa: PTH120
+        return spec
 
     def spec_of(self, name: str, source: SourceText, origin: str) -> ModuleSpec | None:
         """The spec of a module that runs `source`."""

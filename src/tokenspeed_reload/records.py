@@ -47,6 +47,14 @@ class SourceText:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a module comes from: the source that it runs, and the installed file, which may be another one."""
+
+    source: SourceText
+    file: str
+
+
+@dataclass(frozen=True)
 class Change:
     """A module whose source differs from what last ran.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -23,7 +23,7 @@ from tokenspeed_reload.merge import Adapter, Merge
 from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.patch import Patch
 from tokenspeed_reload.plan import Planner
-from tokenspeed_reload.records import Change, Records, Sources, SourceText
+from tokenspeed_reload.records import Change, Origin, Records, Sources, SourceText
 from tokenspeed_reload.report import NeedsRestart, Plan, ReloadedModule, Report
 from tokenspeed_reload.runonce import RunOnce
 from tokenspeed_reload.transaction import Transaction
@@ -95,6 +95,11 @@ class Reloader:
         sys.meta_path.insert(0, self._finder)
         self._disk.note_files()
         self._disk.note_beside(self.beside, [*self.packages, *self.watch])
+
+    def keep(self, modules: Mapping[str, Origin]) -> None:
+        """Let modules of the packages run these sources when they are imported for the first time, whatever the disk
+        holds: what another process ran, whose place this one takes. What the disk holds then is a change."""
+        self._finder.kept = dict(modules)
 
     def uninstall(self) -> None:
         """Take the loader hook away."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,10 @@ from tests.e2e.harness import Server, dump
 from tests.waiting import PATIENCE, until
 
 REPLACEMENTS = "tokenspeed:rank_replacements_total"
+LLAMA = "tokenspeed.runtime.models.llama"
+EMBED = "hidden = self.embed_tokens(input_ids)"
+OTHER = ("return self.mlp(hidden), residual", "return self.mlp(hidden) * -0.7, residual")
+TIMEOUT = 15
 LONG = {"max_tokens": 60, "ignore_eos": True}
 
 REQUESTS: tuple[dict[str, Any], ...] = (
@@ -27,6 +32,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"prompt": "def f(x):", **LONG, "frequency_penalty": 0.7, "presence_penalty": 0.3, "repetition_penalty": 1.2},
     {"prompt": "Item 1", **LONG, "logprobs": 3},
     {"prompt": "Once", **LONG, "min_tokens": 50, "ignore_eos": False},
+    {"prompt": "Yes or no?", "max_tokens": 200, "regex": "((yes|no), ){20}end", "temperature": 1.0, "seed": 3},
 )
 """Of every kind that the sampler knows."""
 
@@ -34,7 +40,8 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 @pytest.fixture(scope="module")
 def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("pair")
-    flags = (*SMALL, "--tensor-parallel-size", "2")
+    limits = ("--reload-rank-timeout", str(TIMEOUT), "--step-timeout", str(TIMEOUT))
+    flags = (*SMALL, "--tensor-parallel-size", "2", "--report-generation", *limits)
     server = Server(str(tiny_model), *flags, overlay=folder / "overlay", log=folder / "log").start()
     yield server
     server.stop()
@@ -85,3 +92,109 @@ def test_answers_are_what_they_would_have_been(pair: Server) -> None:
         until(lambda before=before: pair.metric(REPLACEMENTS) == before + 1)
         assert f"rank {victim} ended with signal SIGKILL" in pair.output(), dump(pair.output())
     assert pair.blocks_in_use() == 0
+
+
+def insert(server: Server, line: str) -> None:
+    """Let the forward pass of the next reload begin with a line of its own."""
+    server.replace(LLAMA, EMBED, f"{line}\n        {EMBED}")
+
+
+def until_healthy(server: Server, replacements: float) -> None:
+    """Wait until so many replacements are over."""
+    while server.metric(REPLACEMENTS) < replacements or server.control("GET", "/health").status_code != 200:
+        time.sleep(0.05)
+
+
+def test_the_code_that_was_committed_serves_on_whatever_the_disk_holds(pair: Server) -> None:
+    original = pair.text("Tell me")
+    loop = "tokenspeed.runtime.engine.loop"
+    path = pair.replace(LLAMA, *OTHER)
+    reply = pair.reload()
+    assert reply["success"], dump(reply)
+    edited, before = pair.text("Tell me"), pair.metric(REPLACEMENTS)
+    assert edited != original
+    path.write_text("this is not Python")
+    pair.edit(loop, lambda text: text + "\nraise RuntimeError('an edit that needs a restart')\n")
+    os.kill(rank_pid(pair, 1), signal.SIGKILL)
+    until_healthy(pair, before + 1)
+    assert pair.text("Tell me") == edited
+    assert pair.reload_status()["generation"] == reply["generation"]
+    broken = pair.reload()
+    assert (broken["phase"], broken["file"]) == ("read", str(path)), dump(broken)
+    pair.revert(LLAMA)
+    back = pair.reload()
+    assert back["success"], dump(back)
+    assert back["generation"] == reply["generation"] + 1
+    assert loop in {item["what"] for item in back["needs_restart"]}
+    assert pair.text("Tell me") == original
+    pair.revert(loop)
+
+
+HOLDS_THE_GIL = "import ctypes; ctypes.PyDLL(None).sleep(100000)"
+ON_RANK_1 = "if self.embed_tokens.group.rank == 1: import time; [time.sleep(1) for _ in range(10**6)]"
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "sentence"),
+    [
+        (ON_RANK_1, 1, f"rank 1 has not got on for {TIMEOUT} s, seen in "),
+        (HOLDS_THE_GIL, 0, f"rank 0 has given no sign of life for {TIMEOUT} s"),
+        ("import os; os._exit(3)", None, "ended with exit code 3"),
+    ],
+    ids=["loop", "gil", "exit"],
+)
+def test_a_reload_that_costs_ranks_has_failed(pair: Server, line: str, rank: int | None, sentence: str) -> None:
+    expected, before = pair.text("Tell me"), pair.metric(REPLACEMENTS)
+    insert(pair, line)
+    reply = pair.reload()
+    assert (reply["success"], reply["code"], reply["phase"]) == (False, "failed", "warm"), dump(reply)
+    assert reply["undone"]
+    assert sentence in reply["error"], dump(reply)
+    if rank is not None:
+        assert reply["rank"] == rank
+    if line == ON_RANK_1:
+        assert (reply["file"], reply["text"]) == (str(pair.overlay_path(LLAMA)), line), dump(reply)
+    assert pair.text("Tell me") == expected
+    assert pair.metric(REPLACEMENTS) == before + 1
+    pair.revert(LLAMA)
+
+
+def test_a_request_that_only_the_edited_code_dies_of_ends_alone(pair: Server) -> None:
+    insert(pair, "if input_ids.shape[0] > 200: import os; os._exit(4)")
+    assert pair.reload()["success"]
+    others = {"prompt": "Tell me", **LONG, "max_tokens": 300}
+    expected, before = answers(pair, others), pair.metric(REPLACEMENTS)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(answers, pair, others) for _ in range(4)]
+        pair.wait_for_running(1)
+        body = {"model": pair.served, "prompt": "a b c d " * 40, "max_tokens": 4}
+        reply = httpx.post(f"{pair.url}/v1/completions", json=body, timeout=300)
+        assert reply.status_code == 500, reply.text
+        assert "lost twice while this request ran" in reply.text
+        assert wait(asked) == [expected] * 4
+    assert before + 2 <= pair.metric(REPLACEMENTS) <= before + 3
+    pair.revert(LLAMA)
+    assert pair.reload()["success"]
+
+
+def test_a_step_that_fails_on_one_of_the_ranks_ends_its_requests_alone(pair: Server) -> None:
+    insert(pair, "if input_ids.shape[0] > 200 and self.embed_tokens.group.rank == 1: raise OSError('only here')")
+    assert pair.reload()["success"]
+    before = pair.metric(REPLACEMENTS)
+    body = {"model": pair.served, "prompt": "a b c d " * 40, "max_tokens": 4}
+    reply = httpx.post(f"{pair.url}/v1/completions", json=body, timeout=300)
+    assert reply.status_code == 500, reply.text
+    assert "the forward pass failed with OSError: only here" in reply.text
+    until_healthy(pair, before + 1)
+    pair.revert(LLAMA)
+    assert pair.reload()["success"]
+
+
+def test_a_rank_that_is_stopped_is_lost_after_the_limit(pair: Server) -> None:
+    before = pair.metric(REPLACEMENTS)
+    os.kill(rank_pid(pair, 1), signal.SIGSTOP)
+    until_healthy(pair, before + 1)
+    assert f"rank 1 has given no sign of life for {TIMEOUT} s" in pair.output()
+    assert pair.text("Tell me")
+    ranks = [command for command in pair.processes().values() if "tokenspeed.rank" in command]
+    assert len(ranks) == 2

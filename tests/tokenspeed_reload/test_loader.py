@@ -8,11 +8,12 @@ import inspect
 import linecache
 import os
 import py_compile
+import shutil
 import sys
 
 import pytest
 
-from tokenspeed_reload import Reloader, ReloadError, Sources, SourceText, UnknownModules
+from tokenspeed_reload import Origin, Reloader, ReloadError, Sources, SourceText, UnknownModules
 
 
 def test_what_ran_is_recorded_and_shown_although_the_disk_changed(project):
@@ -382,3 +383,99 @@ def test_two_reloaders_of_one_module(project, monkeypatch):
     project.write_module("m", "X = 4\ndef f(): return X")
     third.install()
     assert [c.module for c in third.changed()] == ["m"]
+
+
+def again(project, *packages, **options):
+    """Another process that takes the place of this one: it keeps what this one ran."""
+    kept = {name: Origin(record.source, record.origin) for name, record in project.reloader.records.modules.items()}
+    project.close()
+    importlib.invalidate_caches()
+    reloader = Reloader(packages=packages, **options)
+    reloader.keep(kept)
+    project.reloader = reloader
+    reloader.install()
+    return reloader
+
+
+def test_another_process_runs_what_this_one_ran(project):
+    project.write_module("pkg.__init__", "from pkg.a import f")
+    path = project.write_module("pkg.a", "def f():\n    return 'first'\n")
+    project.watch("pkg")
+    project.load("pkg.a")
+    path.write_text("def f():\n    return 'committed'\n")
+    project.reload()
+    path.write_text("this is not Python")
+    reloader = again(project, "pkg")
+    pkg = project.load("pkg")
+    assert pkg.f() == "committed"
+    assert "committed" in inspect.getsource(pkg.f)
+    assert [(c.module, c.kind) for c in reloader.changed()] == [("pkg.a", "edited")]
+    with pytest.raises(ReloadError):
+        reloader.reload()
+    path.write_text("def f():\n    return 'mended'\n")
+    reloader.reload_and_commit()
+    assert pkg.f() == "mended"
+
+
+def test_what_is_kept_need_not_be_on_the_disk(project):
+    project.write_module("pkg.__init__", "X = 1")
+    project.write_module("pkg.sub.__init__", "Y = 2")
+    project.write_module("pkg.sub.m", "Z = 3")
+    project.watch("pkg")
+    project.load("pkg.sub.m")
+    shutil.rmtree(project.root / "pkg")
+    reloader = again(project, "pkg")
+    m = project.load("pkg.sub.m")
+    assert (m.Z, sys.modules["pkg"].X, sys.modules["pkg.sub"].Y) == (3, 1, 2)
+    assert {c.module for c in reloader.changed() if c.kind == "deleted"} == {"pkg", "pkg.sub", "pkg.sub.m"}
+    project.write_module("pkg.sub.m", "Z = 4")
+    reloader.reload_and_commit()
+    assert m.Z == 4
+
+
+def test_a_kept_module_may_have_become_a_package_and_a_package_a_module(project):
+    module = project.write_module("pkg.one", "X = 'module'")
+    package = project.write_module("pkg.two.__init__", "X = 'package'")
+    project.write_module("pkg.two.part", "X = 'part'")
+    project.write_module("pkg.__init__", "")
+    project.watch("pkg")
+    project.load("pkg.one")
+    project.load("pkg.two.part")
+    module.unlink()
+    project.write_module("pkg.one.__init__", "X = 'a package now'")
+    shutil.rmtree(package.parent)
+    project.write_module("pkg.two", "X = 'a module now'")
+    again(project, "pkg")
+    one = project.load("pkg.one")
+    assert one.X == "module"
+    assert not hasattr(one, "__path__")
+    assert project.load("pkg.two.part").X == "part"
+    assert project.load("pkg.two").X == "package"
+
+
+def test_what_is_kept_of_an_overlay_is_compared_with_the_overlay(project, tmp_path):
+    project.write_module("pkg.__init__", "X = 'installed'")
+    project.write_module("pkg.m", "Y = 'installed'")
+    overlay = tmp_path / "overlay"
+    (overlay / "pkg").mkdir(parents=True)
+    (overlay / "pkg" / "__init__.py").write_text("X = 'overlaid'")
+    project.watch("pkg", overlay=overlay)
+    project.load("pkg.m")
+    (overlay / "pkg" / "__init__.py").write_text("X = 'edited'")
+    reloader = again(project, "pkg", overlay=overlay)
+    assert project.load("pkg").X == "overlaid"
+    assert project.load("pkg.m").Y == "installed"
+    assert [c.path for c in reloader.changed()] == [str(overlay / "pkg" / "__init__.py")]
+    shutil.rmtree(overlay)
+    reloader.reload_and_commit()
+    assert project.load("pkg").X == "installed"
+
+
+def test_modules_that_were_not_kept_come_from_the_disk(project):
+    project.write_module("pkg.__init__", "")
+    project.write_module("pkg.a", "X = 1")
+    project.watch("pkg")
+    project.load("pkg.a")
+    project.write_module("pkg.b", "X = 2")
+    again(project, "pkg")
+    assert project.load("pkg.b").X == 2

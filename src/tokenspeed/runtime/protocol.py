@@ -402,6 +402,26 @@ class StepFailed(Message, frozen=True):
     error: str
 
 
+class ModuleCode(msgspec.Struct, frozen=True, kw_only=True):
+    """A module as it runs: the bytes of its source, the file they came from, and the installed file."""
+
+    path: str
+    data: bytes
+    origin: str
+
+
+class Committed(Message, frozen=True):
+    """The code that serves from now on; sent at the start, at each commit, and when more is imported.
+
+    `modules` are those that were not told before, by name, with what they run now. `reply` is that of the reload that
+    committed: it is sent later, but says so whatever becomes of the ranks.
+    """
+
+    generation: int
+    modules: dict[str, ModuleCode]
+    reply: CallReply | None = None
+
+
 SIGN_INTERVAL_S = 1.0
 """Seconds between two signs of a rank."""
 
@@ -441,6 +461,7 @@ ToFront = (
     | Admitted
     | Outputs
     | CallReply
+    | Committed
     | ReloadStatus
     | StepFailed
     | Failed

@@ -19,6 +19,7 @@ from tokenspeed.runtime.protocol import (
     CacheEvents,
     CacheSnapshot,
     CallReply,
+    Committed,
     Continue,
     LoadGrammars,
     Loads,
@@ -36,6 +37,7 @@ from tokenspeed.runtime.protocol import (
 )
 from tokenspeed.server.cache_events import CacheEventHub
 from tokenspeed.server.calls import WAITING_STATES, AnyCall, Calls
+from tokenspeed.server.committed import CommittedCode
 from tokenspeed.server.errors import EngineLost, EngineUnavailable, QueueFull
 from tokenspeed.server.journal import Entry, Journal
 from tokenspeed.server.link import Link
@@ -66,6 +68,7 @@ class EngineClient:
     ) -> None:
         self.journal = Journal()
         self.loads = Loads()
+        self.code = CommittedCode()
         self._metrics = metrics
         self._most_open = most_open
         self._report_generation = report_generation
@@ -266,6 +269,10 @@ class EngineClient:
                 self.cache_events.take_snapshot(message)
             case CacheEvents():
                 self.cache_events.take_events(message)
+            case Committed():
+                self.code.take(message)
+                if message.reply is not None:
+                    self._calls.commit(message.reply)
             case ReloadStatus():
                 self._take_status(message)
             case StepFailed():

@@ -80,7 +80,10 @@ class Engine:
     def _begin(self, config: Config, on_starting: Callable[[Starting], None]) -> Incarnation:
         directory = self._run_dir / str(self._started)
         self._started += 1
-        self._current = Incarnation(directory, config, self._command, on_starting, self._client.take, self._limit)
+        client = self._client
+        self._current = Incarnation(
+            directory, config, self._command, on_starting, client.take, self._limit, client.code
+        )
         return self._current
 
     def _limit(self) -> float:

@@ -13,6 +13,7 @@ import msgspec
 
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.protocol import EngineInfo, Failed, Ready, Starting, ToFront
+from tokenspeed.server.committed import CommittedCode
 from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.judge import TICK, Judge
 from tokenspeed.server.link import Link
@@ -28,7 +29,7 @@ class Incarnation:
     """Ranks, and the sockets to them, in a directory of their own.
 
     `ready` is done when they serve, `lost` when one of them cannot go on, or has not got on for `limit()` seconds (0 is
-    for ever). What else they say goes to `take`.
+    for ever). What else they say goes to `take`. They run `code`, as far as there is some, and else what the disk has.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Incarnation:
         on_starting: Callable[[Starting], None],
         take: Callable[[ToFront], None],
         limit: Callable[[], float],
+        code: CommittedCode,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
@@ -46,6 +48,7 @@ class Incarnation:
         self.link = Link(directory)
         self._directory = directory
         self._config = config
+        self._code = code
         self._on_starting = on_starting
         self._take = take
         self._ranks = Ranks(directory, config.parallel.tensor_parallel_size, self._on_exit, command)
@@ -61,6 +64,7 @@ class Incarnation:
         """
         self._directory.mkdir()
         (self._directory / "config.json").write_bytes(msgspec.json.encode(self._config))
+        self._code.write(self._directory)
         self.link.open()
         self._tasks = [asyncio.create_task(work()) for work in (self._receive, self._hear, self._watch)]
         await self._ranks.start()

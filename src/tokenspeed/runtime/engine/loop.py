@@ -103,6 +103,8 @@ class EngineLoop:
         self.control.advance()
         self._step()
         self._tell_cache_events()
+        if self.control.reload is not None:
+            self.control.reload.code.tell_imports()
         # A request that waits, or a pause, changes the loads without any output.
         self.outbox.outputs([], self.scheduler.loads(self.control.paused))
         return True

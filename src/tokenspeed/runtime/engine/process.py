@@ -24,6 +24,7 @@ from tokenspeed.runtime.engine.startup import Startup
 from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
 from tokenspeed.runtime.execution.plans import Plans
 from tokenspeed.runtime.protocol import FIRST_WEIGHT_VERSION, Ready, Reload, ReloadStatus
+from tokenspeed.runtime.reload.committed import CommittedCode
 from tokenspeed.runtime.reload.forward import ForwardReload
 from tokenspeed_kernel.registry import REGISTRY
 from tokenspeed_reload import Reloader
@@ -31,8 +32,14 @@ from tokenspeed_reload import Reloader
 log = logging.getLogger(__name__)
 
 
-def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
+def run(run_dir: Path, rank: int, reloader: Reloader | None, generation: int) -> int:
     """Serve as `rank` until the front says stop.
+
+    Args:
+        run_dir: directory of this set of ranks.
+        rank: of this process.
+        reloader: what has recorded the code that runs; None where reloads are not permitted.
+        generation: number of that code.
 
     Returns:
         The exit code: 0 after a stop, else the error's own. The front has been told the error's sentence.
@@ -46,7 +53,7 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
     Signs(rank, run_dir).start()
     try:
         channel.open()
-        _serve(config, channel, outbox, reloader)
+        _serve(config, channel, outbox, reloader, generation)
     except TokenSpeedError as error:
         outbox.failed(str(error), error.exit_code)
         return error.exit_code
@@ -62,7 +69,7 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None) -> int:
     return 0
 
 
-def _serve(config: Config, channel: Channel, outbox: Outbox, reloader: Reloader | None) -> None:
+def _serve(config: Config, channel: Channel, outbox: Outbox, reloader: Reloader | None, generation: int) -> None:
     stream: Stream
     digest = StepDigest()
     if channel.rank == 0:
@@ -70,7 +77,7 @@ def _serve(config: Config, channel: Channel, outbox: Outbox, reloader: Reloader 
         stream.open()
     else:
         stream = PeerStream(channel, digest)
-    build(config, channel, stream, outbox, reloader, digest).run()
+    build(config, channel, stream, outbox, reloader, digest, generation).run()
 
 
 def build(
@@ -80,13 +87,14 @@ def build(
     outbox: Outbox,
     reloader: Reloader | None,
     digest: StepDigest | None = None,
+    generation: int = 0,
 ) -> EngineLoop:
     """Start up one rank and tell the front that it is ready; the caller runs the loop.
 
     Raises:
         TokenSpeedError: with one sentence for the user.
     """
-    startup = Startup(config, channel, outbox)
+    startup = Startup(config, channel, outbox, generation)
     startup.run()
     reload = _forward_reload(startup, channel, outbox, reloader) if reloader is not None else None
     control = ControlQueue(startup.scheduler, outbox, reload)
@@ -106,6 +114,8 @@ def build(
         digest if channel.size > 1 else None,
         overlap=overlap,
     )
+    if reload is not None:
+        reload.code.tell()
     outbox.send(Ready(info=startup.info()))
     return loop
 
@@ -119,6 +129,7 @@ def _forward_reload(startup: Startup, channel: Channel, outbox: Outbox, reloader
         generation = startup.executor.generation.number
         outbox.send(ReloadStatus(state=state, generation=generation, id=call.id, by=call.by, detail=detail))
 
+    code = CommittedCode(reloader, lambda: startup.executor.generation.number, outbox.send)
     return ForwardReload(
-        reloader, plans, startup.executor, startup.scheduler, channel, startup.world, status, FIRST_WEIGHT_VERSION
+        reloader, code, plans, startup.executor, startup.scheduler, channel, startup.world, status, FIRST_WEIGHT_VERSION
     )

@@ -36,7 +36,7 @@ from tokenspeed.runtime.loader.source import ModelSource, resolve
 from tokenspeed.runtime.loader.weights import load_weights
 from tokenspeed.runtime.models.base import CausalLM
 from tokenspeed.runtime.models.registry import build_model
-from tokenspeed.runtime.protocol import EngineInfo, Starting
+from tokenspeed.runtime.protocol import FIRST_WEIGHT_VERSION, EngineInfo, Starting
 from tokenspeed.runtime.sampling.sampler import Sampler
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
@@ -48,12 +48,16 @@ from tokenspeed_kernel.workspace import WORKSPACE
 
 
 class Startup:
-    """Does the start-up phases of one rank and times them; `executor`, `scheduler` and `info` are the outcome."""
+    """Does the start-up phases of one rank and times them; `executor`, `scheduler` and `info` are the outcome.
 
-    def __init__(self, config: Config, channel: Channel, outbox: Outbox):
+    `generation` is the number of the code that runs: that of other ranks, where this one takes their place.
+    """
+
+    def __init__(self, config: Config, channel: Channel, outbox: Outbox, generation: int = 0):
         self.config = config
         self.channel = channel
         self.outbox = outbox
+        self.generation = generation
         self.seconds: dict[str, float] = {}
         self.executor: Executor
 
@@ -110,7 +114,7 @@ class Startup:
             self.executor = self._executor(model, pool)
             self._warm()
         with self._phase("graphs") as progress, self.world.group.recording("graphs"):
-            self.executor.generation = self.executor.capture(0, progress)
+            self.executor.generation = self.executor.capture(self.generation, progress)
         self.scheduler = self._scheduler()
 
     def _warm(self) -> None:
@@ -245,7 +249,9 @@ class Startup:
             block_size=self.config.cache.block_size,
             enable_prefix_caching=self.config.cache.enable_prefix_caching,
         )
-        return Scheduler(limits, cache)
+        scheduler = Scheduler(limits, cache)
+        scheduler.reseed_cache(self.generation, FIRST_WEIGHT_VERSION)
+        return scheduler
 
     def _limit_threads(self) -> None:
         """Share the cores between the ranks of one machine, unless the user has said how."""

@@ -18,7 +18,8 @@ from tokenspeed.runtime.distributed.world import World
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.plans import Plans
-from tokenspeed.runtime.protocol import Reload, reload_failure
+from tokenspeed.runtime.protocol import CallReply, Reload, reload_failure
+from tokenspeed.runtime.reload.committed import CommittedCode
 from tokenspeed.runtime.reload.fault import Fault, describe
 from tokenspeed.runtime.reload.reply import nothing_changed, overlay_note, success
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
@@ -63,6 +64,7 @@ class ForwardReload:
     def __init__(
         self,
         reloader: Reloader,
+        code: CommittedCode,
         plans: Plans,
         executor: Executor,
         scheduler: Scheduler,
@@ -72,6 +74,7 @@ class ForwardReload:
         weight_version: str,
     ):
         self.reloader = reloader
+        self.code = code
         self.plans = plans
         self.executor = executor
         self.scheduler = scheduler
@@ -119,7 +122,10 @@ class ForwardReload:
         report = attempt.commit()
         report.notes.extend(overlay_note(self.reloader.strays()))
         total = time.perf_counter() - started + drained_after
-        return success(call.id, report, generation, jit, {"drain": drained_after, **attempt.seconds, "total": total})
+        seconds = {"drain": drained_after, **attempt.seconds, "total": total}
+        body = success(call.id, report, generation, jit, seconds)
+        self.code.tell(CallReply(call=call.call, body=body))
+        return body
 
     def _has_spare(self) -> bool:
         """Whether every rank has the communicators of a trial, made now where one lacks them; alike on all ranks."""

@@ -1,0 +1,38 @@
+"""What rank 0 tells the front of the code that serves, so that other ranks can run it whatever the disk holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tokenspeed.runtime.protocol import CallReply, Committed, ModuleCode
+from tokenspeed_reload import Reloader, SourceText
+
+
+class CommittedCode:
+    """Tells each recorded module once for each source that it runs."""
+
+    def __init__(self, reloader: Reloader, generation: Callable[[], int], send: Callable[[Committed], None]):
+        self.reloader = reloader
+        self.generation = generation
+        self.send = send
+        self._told: dict[str, SourceText] = {}
+
+    def tell(self, reply: CallReply | None = None) -> None:
+        """Tell what has not been told yet.
+
+        Args:
+            reply: of the reload that has just committed.
+        """
+        records = list(self.reloader.records.modules.values())
+        news = [record for record in records if self._told.get(record.name) is not record.source]
+        self._told.update({record.name: record.source for record in news})
+        modules = {
+            record.name: ModuleCode(path=record.source.path, data=record.source.data, origin=record.origin)
+            for record in news
+        }
+        self.send(Committed(generation=self.generation(), modules=modules, reply=reply))
+
+    def tell_imports(self) -> None:
+        """Tell the modules that were imported since; costs nothing where there are none."""
+        if len(self.reloader.records.modules) != len(self._told):
+            self.tell()
