@@ -113,7 +113,7 @@ def test_the_code_that_was_committed_serves_on_whatever_the_disk_holds(pair: Ser
     assert reply["success"], dump(reply)
     edited, before = pair.text("Tell me"), pair.metric(REPLACEMENTS)
     assert edited != original
-    path.write_text("this is not Python")
+    path.write_text("def broken(")
     pair.edit(loop, lambda text: text + "\nraise RuntimeError('an edit that needs a restart')\n")
     os.kill(rank_pid(pair, 1), signal.SIGKILL)
     until_healthy(pair, before + 1)

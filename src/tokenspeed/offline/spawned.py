@@ -37,6 +37,8 @@ class SpawnedEngine:
         self._config = config
         self._run_dir = run_dir
         self._ranks: list[subprocess.Popen[bytes]] = []
+        self._victims: dict[int, EngineLost] = {}
+        """What ranks said that others left."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
 
@@ -64,10 +66,12 @@ class SpawnedEngine:
     def receive(self) -> Sequence[Message]:
         """See `Engine`."""
         messages = self._read(POLL_MS)
-        if not messages and any(rank.poll() is not None for rank in self._ranks):
+        if not messages and (self._victims or any(rank.poll() is not None for rank in self._ranks)):
             # A rank that ends by itself has mostly said why.
             messages = self._read(int(FAILED_MESSAGE_GRACE * 1000))
             if not messages:
+                for rank in self._ranks:
+                    rank.poll()
                 raise self._loss()
         return messages
 
@@ -83,6 +87,7 @@ class SpawnedEngine:
                 os.killpg(rank.pid, signal.SIGKILL)
             rank.wait()
         self._ranks.clear()
+        self._victims.clear()
         self._to_rank0.close(linger=0)
         self._from_ranks.close(linger=0)
         self._context.term()
@@ -100,11 +105,24 @@ class SpawnedEngine:
             while self._from_ranks.poll(0):
                 message = self._decoder.decode(self._from_ranks.recv())
                 if isinstance(message, Failed):
-                    raise EngineLost(message.message, rank=message.rank, exit_code=message.exit_code)
-                messages.append(message)
+                    self._failed(message)
+                else:
+                    messages.append(message)
         return messages
 
+    def _failed(self, message: Failed) -> None:
+        error = EngineLost(message.message, rank=message.rank, exit_code=message.exit_code)
+        if not message.is_victim:
+            raise error
+        self._victims[message.rank] = error
+
     def _loss(self) -> EngineLost:
-        rank, code = next((rank, p.returncode) for rank, p in enumerate(self._ranks) if p.returncode is not None)
+        """Who ended first; a rank that others left is not it, if one of these is known."""
+        ended = {rank: code for rank, p in enumerate(self._ranks) if (code := p.returncode) is not None}
+        culprits = ended.keys() - self._victims.keys()
+        if not culprits and self._victims:
+            return next(iter(self._victims.values()))
+        rank = min(culprits)
+        code = ended[rank]
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return EngineLost(f"rank {rank} ended with {how}; see its messages above", rank=rank)

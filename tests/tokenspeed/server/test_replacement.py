@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
@@ -267,3 +268,22 @@ async def test_subscribers_of_the_cache_hear_that_it_is_empty(serving: Callable[
         assert len(engine.front.received("WatchCache")) == 2
         kinds = [message["type"] for message in engine.front.received_all()]
         assert kinds[kinds.index("WatchCache") + 1 :].index("WatchCache") == 0 or "Submit" not in kinds
+
+
+async def test_nothing_is_left_of_lost_ranks(
+    serving: Callable[..., Any], generate_request: Ask, tokenizer: Tokenizer
+) -> None:
+    async with serving(step_seconds=0.005) as engine:
+        process = psutil.Process(engine.front.process.pid)
+        call = asyncio.create_task(engine.run(generate_request("abcd" * 50)))
+        found = []
+        for _ in range(6):
+            await engine.kill()
+            children = len(process.children(recursive=True))
+            found.append(
+                (process.num_fds(), process.num_threads(), children, len(list(engine.front.run_dir.iterdir())))
+            )
+        assert found[-1] == found[-3], found
+        assert spoken(list((await call).output_ids), tokenizer) == "abcd" * 50
+    assert engine.front.stop() == 0
+    assert not [path for path in engine.front.run_dir.iterdir() if path.is_dir()]
