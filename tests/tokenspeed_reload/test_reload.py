@@ -219,6 +219,17 @@ def test_bases_that_cannot_change_are_reported_and_the_rest_lands(project):
     assert "m.A" in {n.what for n in report.needs_restart}
 
 
+def test_a_method_that_is_set_behind_its_class_is_not_stale(project):
+    text = "class A:\n    def f(self): return self.step() + 1\ndef step(a): return 2\nA.step = step\n"
+    project.write(m=text)
+    project.watch("m")
+    a = project.load("m").A()
+    project.write(m=text.replace("+ 1", "+ 10"))
+    assert (project.reload().stale, a.f()) == ([], 12)
+    project.write(m=text.replace("return 2", "return 3"))
+    assert (project.reload().stale, a.f()) == ([], 4)
+
+
 def test_a_definition_that_became_something_else_is_stale_where_it_is_held(project):
     project.write_module("m", "class f:\n    pass")
     project.write_module("u", "KEEP = {}")

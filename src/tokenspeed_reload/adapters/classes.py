@@ -112,6 +112,8 @@ class ClassAdapter:
         self, live: Any, name: str, value: Any, where: str, merge: Merge, *, keep: bool, is_definition: bool
     ) -> None:
         old = vars(live).get(name, MISSING)
+        if old is value:
+            return  # a function that was set from outside, and whose own statement did not change
         if old is MISSING:
             stays = merge.resolve(value)
             self._note_edit(where, stays, "added", merge)
