@@ -33,6 +33,21 @@ class RequestError(TokenSpeedError):
     """A request that cannot be served as it was sent; the server itself goes on."""
 
 
+LONGEST_CAUSE = 1000
+"""Characters of another's error that are told to a client: they have to fit into the header of an answer."""
+
+
+def cause_of(error: BaseException) -> str:
+    """An error of edited code as "Type: message": bounded, and in text that every encoding of Unicode takes."""
+    try:
+        message = str(error)
+    except BaseException as second:
+        message = f"(its message cannot be made: {type(second).__name__})"
+    told = f"{type(error).__name__}: {message}".removesuffix(": ")
+    cut = f"{told[:LONGEST_CAUSE]}..." if len(told) > LONGEST_CAUSE else told
+    return cut.encode("utf-8", "backslashreplace").decode()
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the known word that is most like `word`, or nothing."""
     import difflib  # only an error needs it

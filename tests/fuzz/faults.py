@@ -310,6 +310,24 @@ def collective_of_one_rank(rng: random.Random, sources: Sources, mark: str, rank
     return Fault("collective of one rank", ("warm", "graphs"))
 
 
+def ranks_that_differ(rng: random.Random, sources: Sources, mark: str, ranks: int) -> Fault:
+    """One rank computes other logits than its peers, and would choose other tokens."""
+    rank = rng.randrange(ranks)
+    body = rng.choice(("hidden = hidden * 2", "hidden = hidden + 1e-3", "hidden = hidden.flip(-1)"))
+    name = "LlamaForCausalLM.compute_logits"
+
+    def edit(node: ast.FunctionDef) -> None:
+        (result,) = [inner for inner in ast.walk(node) if isinstance(inner, ast.Return)]
+        assert result.value is not None
+        text = (
+            f"logits = {ast.unparse(result.value)}\n{_on_rank(body.replace('hidden', 'logits'), rank)}\nreturn logits"
+        )
+        node.body = ast.parse(text).body
+
+    _edit(sources, LLAMA, name, edit)
+    return Fault("ranks that differ", ("warm", "graphs"))
+
+
 def not_a_number(rng: random.Random, sources: Sources, mark: str, ranks: int) -> Fault:
     """NaN and infinity, which nothing refuses yet."""
     value = rng.choice(("float('nan')", "float('inf')", "-float('inf')"))
@@ -406,7 +424,7 @@ ALWAYS: tuple[Make, ...] = (
 )
 """Faults of any server."""
 
-ACROSS_RANKS: tuple[Make, ...] = (at_warm_up_on_one_rank, collective_of_one_rank)
+ACROSS_RANKS: tuple[Make, ...] = (at_warm_up_on_one_rank, collective_of_one_rank, ranks_that_differ)
 """Faults that take several ranks."""
 
 DEADLY: tuple[Make, ...] = (endless_loop, death)

@@ -152,12 +152,14 @@ class Program:
     def _break(self, rng: random.Random, number: int, before: Sources) -> Edit | None:
         kinds = self.kinds
         makes = list(faults.ALWAYS)
-        if kinds.ranks > 1 and kinds.across_ranks:
-            makes += faults.ACROSS_RANKS * 2
-        elif kinds.ranks > 1:
+        deadly = list(faults.DEADLY)
+        if kinds.ranks > 1:
+            # A step that fails beside others costs the ranks.
             makes.remove(faults.while_serving)
+            deadly.append(faults.while_serving)
+            makes += faults.ACROSS_RANKS * 2 if kinds.across_ranks else ()
         if rng.random() < kinds.deadly:
-            makes = list(faults.DEADLY)
+            makes = deadly
         make_fault = rng.choice(makes)
         ranks = kinds.ranks if kinds.across_ranks or make_fault in RANKS_MEET_NOWHERE else 1
         for attempt in range(20):

@@ -63,6 +63,8 @@ def smg_command(
     # While a reload or a pause holds requests, a healthy engine is silent for as long as it takes.
     command += ["--worker-wedge-secs", str(DAY), "--worker-stale-secs", "0", "--worker-stall-secs", str(DAY)]
     command += ["--disable-worker-overload-protection", "--request-timeout-secs", str(DAY)]
+    # While ranks are replaced, the engine says that it is not healthy and holds requests; SMG would refuse them.
+    command += ["--health-failure-threshold", str(DAY)]
     command += ["--worker-startup-check-interval", "1"]
     # The engine drains before SMG is stopped; SMG keeps taking requests for half of this time.
     command += ["--shutdown-grace-period-secs", "1"]

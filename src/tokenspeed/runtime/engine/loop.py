@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from typing import NamedTuple
 
-from tokenspeed.errors import TokenSpeedError
+from tokenspeed.errors import TokenSpeedError, cause_of
 from tokenspeed.runtime.cache.watch import IndexWatch
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.errors import is_victim
@@ -170,8 +169,7 @@ class EngineLoop:
                 self.control.publish(self.scheduler.commit(flight.batch, *result))
 
     def _fail(self, batch: Batch, error: BaseException) -> None:
-        cause = traceback.format_exception_only(error)[-1].strip()
-        sentence = f"the forward pass failed with {cause}"
+        sentence = f"the forward pass failed with {cause_of(error)}"
         try:
             if self.channel.size > 1:
                 raise error  # another rank may have computed the step, and schedulers that differ mix up requests

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tokenspeed.errors import TokenSpeedError
+from tokenspeed.errors import TokenSpeedError, cause_of
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.errors import is_victim
@@ -57,9 +57,10 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None, generation: int) ->
     except TokenSpeedError as error:
         outbox.failed(str(error), error.exit_code)
         return error.exit_code
-    except Exception as error:
+    # Edited code may raise anything, SystemExit included.
+    except BaseException as error:
         log.exception("the rank cannot go on")
-        sentence = f"rank {rank} failed: {type(error).__name__}: {error}; its traceback is above"
+        sentence = f"rank {rank} failed: {cause_of(error)}; its traceback is above"
         outbox.failed(sentence, 1, is_victim=is_victim(error, rank))
         return 1
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from tokenspeed.errors import TokenSpeedError
+from tokenspeed.errors import TokenSpeedError, cause_of
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.vote import Ballot, Vote
 from tokenspeed.runtime.engine.outbox import Outbox
@@ -114,7 +114,7 @@ class Profile:
             self.fault = self.fault or str(error)
         except Exception as error:
             log.exception("recording for profile %s failed", self.call.profile_id)
-            self.fault = self.fault or f"{type(error).__name__}: {error}"
+            self.fault = self.fault or cause_of(error)
         else:
             return True
         return False
