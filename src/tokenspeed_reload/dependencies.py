@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenspeed_reload.lookups import may_find_any, quoted_in
 from tokenspeed_reload.records import ModuleRecord, SourceText
-from tokenspeed_reload.values import is_a
+from tokenspeed_reload.values import attributes_of, is_a, module_name
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,16 @@ def providers_of(edges: Iterable[ImportEdge], loaded: Mapping[str, Any], at_impo
 def home_of(value: Any) -> str | None:
     """The name of the module that defines `value`, if it tells."""
     if is_a(value, ModuleType):
-        return value.__name__
+        return module_name(value)
     if is_a(value, FunctionType):
         name = value.__globals__.get("__name__")
-        return name if isinstance(name, str) else None
+        return name if is_a(name, str) else None
     cls = value if is_a(value, type) else type(value)
     module = cls.__dict__.get("__module__")
     if module in (None, "functools", "builtins"):
         inner = getattr(value, "__wrapped__", None) if type(value).__module__ == "functools" else None
-        return home_of(inner) if isinstance(inner, FunctionType) else None
-    return module if isinstance(module, str) else None
+        return home_of(inner) if is_a(inner, FunctionType) else None
+    return module if is_a(module, str) else None
 
 
 def used_by_objects(name: str, namespace: Mapping[str, Any]) -> set[str]:
@@ -123,7 +123,7 @@ def used_by_objects(name: str, namespace: Mapping[str, Any]) -> set[str]:
 
 def _is_on_the_way(item: ModuleType, name: str) -> bool:
     """True for the a that `import a.b` binds, and for the submodules that a package holds by being one."""
-    return hasattr(item, "__path__") or item.__name__.startswith(name + ".")
+    return "__path__" in vars(item) or module_name(item).startswith(name + ".")
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Uses:
             return set(recorded) - {name}
         package = package_of(name, record.source)
         packages = {edge.gives or f"{edge.module}.{edge.name}" for edge in mentions.edges}
-        packages = {f"{p}." for p in packages if hasattr(sys.modules.get(p), "__path__")}
+        packages = {f"{p}." for p in packages if "__path__" in (attributes_of(sys.modules.get(p)) or {})}
         found = {
             module
             for module in recorded
@@ -193,7 +193,7 @@ class Uses:
 
     def _uses(self, name: str, record: ModuleRecord) -> set[str]:
         module = sys.modules.get(name)
-        objects = used_by_objects(name, vars(module)) if isinstance(module, ModuleType) else set()
+        objects = used_by_objects(name, vars(module)) if is_a(module, ModuleType) else set()
         return (objects | providers_of(self._mentions(name, record).edges, sys.modules)) - {name}
 
     def _mentions(self, name: str, record: ModuleRecord) -> Mentions:

@@ -16,7 +16,7 @@ from tokenspeed_reload.undo import (
     UndoLog,
     cell_value,
 )
-from tokenspeed_reload.values import attributes_of, is_a
+from tokenspeed_reload.values import attributes_of, home_told, is_a
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, deque)
@@ -104,8 +104,8 @@ class Footprint:
         return [state] if state is not None else None
 
     def _is_ours(self, value: Any) -> bool:
-        module = getattr(value, "__module__", None)
-        return isinstance(module, str) and within(module, self._prefixes)
+        module = home_told(value)
+        return module is not None and within(module, self._prefixes)
 
 
 def _differs(record: Record) -> bool:

@@ -13,7 +13,7 @@ from tokenspeed_reload.dependencies import ImportEdge, home_of, package_of, reso
 from tokenspeed_reload.lookups import OWN_NAMES, module_in, root, spell
 from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.names import Reads
-from tokenspeed_reload.values import is_a
+from tokenspeed_reload.values import is_a, module_name
 
 
 class Inputs:
@@ -94,7 +94,7 @@ class Inputs:
         if edge is not None:
             return self._edge_is_dirty(edge, rest)
         if is_a(value, ModuleType):
-            return self._reaches(value.__name__, rest)
+            return self._reaches(module_name(value), rest)
         if self._from_star(module, first):
             return True
         return self._object_is_dirty(value)
@@ -117,7 +117,7 @@ class Inputs:
         if level or "." not in name:
             return False
         held: list[Any] = [module.namespace.get(read) for read in (*reads.now, *reads.later)]
-        return any(is_a(value, ModuleType) and self._reaches(value.__name__, name.split(".")) for value in held)
+        return any(is_a(value, ModuleType) and self._reaches(module_name(value), name.split(".")) for value in held)
 
     def _edge_is_dirty(self, edge: ImportEdge, rest: list[str]) -> bool:
         if edge.name is None:
@@ -149,7 +149,7 @@ class Inputs:
             value: Any = module.namespace.get(first)
             name = edge.gives if edge is not None and edge.name is None else None
             if name is None and is_a(value, ModuleType):
-                name = value.__name__
+                name = module_name(value)
         name = ".".join([name, *rest]) if name is not None else None
         return name if name is not None and is_a(sys.modules.get(name), ModuleType) else None
 
@@ -278,7 +278,7 @@ class Inputs:
         return {
             name
             for name in statement.reads.handed_on
-            if isinstance(module.namespace.get(name), FunctionType | type)
+            if is_a(module.namespace.get(name), FunctionType | type)
             and module.old.kinds_of(name) == module.new.kinds_of(name) <= {"function", "class", "import"}
         }
 
@@ -299,7 +299,7 @@ class Inputs:
         for statement in due:
             for level, name in statement.reads.stars:
                 provider = sys.modules.get(resolve(level, name, module.package))
-                if isinstance(provider, ModuleType):
+                if is_a(provider, ModuleType):
                     module.cleared |= _brought(module, vars(provider))
         module.cleared -= module.new.keep | module.removed
 
@@ -308,7 +308,7 @@ class Inputs:
         package = package_of(module.name, module.old.source)
         for level, name in [star for s in module.dropped for star in s.reads.stars]:
             star = resolve(level, name, package)
-            if star in module.stars or not isinstance(sys.modules.get(star), ModuleType):
+            if star in module.stars or not is_a(sys.modules.get(star), ModuleType):
                 continue
             module.removed |= _brought(module, vars(sys.modules[star]))
 
@@ -325,13 +325,13 @@ def _named(module: ModuleInputs, read: str) -> str | None:
 
 def _modules_held(module: ModuleInputs) -> set[str]:
     """The modules that stand under names of the module."""
-    held = {value.__name__ for value in module.namespace.values() if is_a(value, ModuleType)}
+    held = {module_name(value) for value in module.namespace.values() if is_a(value, ModuleType)}
     return held | {edge.gives for edge in module.edges.values() if edge.name is None}
 
 
 def _brought(module: ModuleInputs, there: Mapping[str, Any]) -> set[str]:
     """The names that a star import from the namespace `there` brought into the module."""
-    public = there.get("__all__")
-    names = set(public) if isinstance(public, list | tuple) else {n for n in there if not n.startswith("_")}
+    public: Any = there.get("__all__")
+    names = set(public) if is_a(public, list | tuple) else {n for n in there if not n.startswith("_")}
     same = {n for n in names if n in module.namespace and module.namespace[n] is there.get(n)}
     return same - module.new.binds - module.old.binds

@@ -14,7 +14,7 @@ from tokenspeed_reload.dependencies import home_of
 from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.names import dotted
 from tokenspeed_reload.report import Effect
-from tokenspeed_reload.values import is_a
+from tokenspeed_reload.values import is_a, module_name
 
 _PLAIN = frozenset({"builtins", "collections"})
 
@@ -32,7 +32,7 @@ class Outside:
         self._recorded = recorded
         self._threads = set(threading.enumerate())
         self._at_exit = _at_exit()
-        self._foreign = {m.__name__: (m, dict(vars(m))) for m in self._foreign_modules()}
+        self._foreign = {module_name(m): (m, dict(vars(m))) for m in self._foreign_modules()}
 
     def effects(self) -> list[Effect]:
         """What differs now, and which statements were run for an effect that cannot be seen."""
@@ -51,7 +51,7 @@ class Outside:
 
     def _foreign_modules(self) -> Iterable[ModuleType]:
         values = list(self._module.namespace.values())
-        return [v for v in values if is_a(v, ModuleType) and v.__name__ not in self._recorded]
+        return [v for v in values if is_a(v, ModuleType) and module_name(v) not in self._recorded]
 
     def _is_foreign(self, call: ast.Call) -> bool:
         node: ast.expr = call.func
@@ -72,7 +72,7 @@ def _bare_call(node: ast.stmt) -> ast.Call | None:
 
 def _written(module: ModuleType, before: dict[str, Any]) -> list[str]:
     """The attributes of a module that were set; what it loads by itself when it is asked does not count."""
-    own = module.__name__.partition(".")[0]
+    own = module_name(module).partition(".")[0]
 
     def is_lazy(value: Any) -> bool:
         home = home_of(value) if is_a(value, ModuleType | FunctionType | type) else None

@@ -40,7 +40,7 @@ from tokenspeed_reload.undo import (
     ParticipantState,
     UndoLog,
 )
-from tokenspeed_reload.values import is_a, is_atom
+from tokenspeed_reload.values import home_told, is_a, is_atom, module_name
 
 if TYPE_CHECKING:
     from tokenspeed_reload.reloader import Reloader
@@ -207,7 +207,7 @@ class Patch:
             value: Any = module.namespace.get(name)
             if not is_a(value, ModuleType | FunctionType | type):
                 continue
-            home = value.__name__ if is_a(value, ModuleType) else value.__module__
+            home = module_name(value) if is_a(value, ModuleType) else home_told(value)
             if not isinstance(home, str) or not within(home, self._prefixes):
                 continue
             if is_a(value, ModuleType):
@@ -221,7 +221,7 @@ class Patch:
         """Take away what statements like `f.x = 1` set that are gone."""
         for name, attribute in sorted(module.lost):
             target = module.namespace.get(name)
-            is_own = isinstance(target, FunctionType | type) and target.__module__ == module.name
+            is_own = is_a(target, FunctionType | type) and target.__module__ == module.name
             if is_own and attribute in vars(target):
                 delattr(target, attribute)
                 self._merge.touch(target)
@@ -236,7 +236,7 @@ class Patch:
     def _withdraw_all(self, name: str) -> None:
         """A module whose file is gone stays as it runs, but offers nothing any more."""
         members = vars(sys.modules[name]).items() if name in sys.modules else ()
-        definitions = {n: value for n, value in members if getattr(value, "__module__", None) == name}
+        definitions = {n: value for n, value in members if home_told(value) == name}
         for participant in self._reloader.participants:
             participant.withdraw(name, definitions)
 
@@ -339,7 +339,7 @@ class Patch:
     def _detach(self) -> None:
         """Take classes that are gone, and that only the undo log holds, out of the subclasses of their bases."""
         for entry in self._merge.replaced:
-            if isinstance(entry.old, type) and not entry.is_held and not entry.is_part:
+            if is_a(entry.old, type) and not entry.is_held and not entry.is_part:
                 with contextlib.suppress(TypeError):  # of another layout
                     self._log.once(ClassState, entry.old)
                     entry.old.__bases__ = (_Gone,)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from types import CodeType, FunctionType
+from typing import Any
 
 from tokenspeed_reload.codes import nested
 from tokenspeed_reload.definitions import Definitions, Use
@@ -218,8 +219,8 @@ class _Uses(ast.NodeVisitor):
 def has_cached_values(function: FunctionType) -> bool:
     """True for the function of a cached property whose value some object holds."""
     outer, _, name = function.__qualname__.rpartition(".")
-    cls = function.__globals__.get(outer)
-    if not isinstance(cls, type) or not isinstance(vars(cls).get(name), cached_property):
+    cls: Any = function.__globals__.get(outer)
+    if not is_a(cls, type) or not is_a(vars(cls).get(name), cached_property):
         return False
     classes = [cls]
     for known in classes:
@@ -238,7 +239,7 @@ def _may_be_called_from_outside(
     """True for special methods and for those that override one of a class outside of the recorded modules."""
     if not outer:
         return False
-    cls = members.get(outer)
-    if not isinstance(cls, type) or (name.startswith("__") and name.endswith("__")):
+    cls: Any = members.get(outer)
+    if not is_a(cls, type) or (name.startswith("__") and name.endswith("__")):
         return True
     return any(name in vars(base) for base in cls.__mro__ if base.__module__ not in recorded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 from tokenspeed_reload.adapters.caches import CACHED_FUNCTION
 from tokenspeed_reload.merge import Replaced
 from tokenspeed_reload.report import Stale
-from tokenspeed_reload.values import is_a
+from tokenspeed_reload.undo import elements_of, items_of
+from tokenspeed_reload.values import attributes_of, is_a
 
 _LEVELS = 3
 _HOLDERS = 8
@@ -44,7 +45,7 @@ class _Search:
     """Walks up from an object to the modules, classes and instances that hold it."""
 
     def __init__(self, replaced: list[Replaced], hidden: Iterable[Any]) -> None:
-        self._names = {id(vars(m)): n for n, m in list(sys.modules.items()) if isinstance(m, ModuleType)}
+        self._names = {id(vars(m)): n for n, m in list(sys.modules.items()) if is_a(m, ModuleType)}
         self._ignored = {id(item) for item in hidden} | {id(hidden), id(replaced), id(self.__dict__)}
         for entry in replaced:
             self._ignored |= {id(entry), id(vars(entry))}
@@ -92,20 +93,20 @@ class _Search:
     def _is_kept_for_undo(self, holder: Any, own: list[Any]) -> bool:
         """True when nothing but the reload's log holds `holder`, apart from the list `own` of this search."""
         referrers = gc.get_referrers(holder)
-        others = [r for r in referrers if r is not own and not isinstance(r, FrameType | _Step)]
+        others = [r for r in referrers if r is not own and not is_a(r, FrameType | _Step)]
         del referrers
         return bool(others) and all(id(other) in self._ignored for other in others)
 
     def _describe(self, holder: Any, value: Any, path: str) -> tuple[str, str]:
         """A finished name, or an empty one and the path so far."""
         if is_a(holder, dict):
-            key = next((k for k, v in list(holder.items()) if v is value), None)
+            key = next((k for k, v in items_of(holder) if v is value), None)
             module = self._names.get(id(holder))
             if module is not None:
                 return f"{module}.{key}{path}", ""
-            return "", f"[{key!r}]{path}" if isinstance(key, str | int) else f"[...]{path}"
+            return "", f"[{key!r}]{path}" if type(key) in (str, int) else f"[...]{path}"
         if is_a(holder, list | tuple):
-            index = next((i for i, v in enumerate(holder) if v is value), "...")
+            index = next((i for i, v in enumerate(elements_of(holder)) if v is value), "...")
             return "", f"[{index}]{path}"
         if is_a(holder, CellType | set | frozenset):
             return "", path
@@ -121,7 +122,7 @@ def _is_part(holder: Any, value: Any) -> bool:
     if is_a(holder, FrameType) or type(holder).__module__.startswith("tokenspeed_reload."):
         return True
     if type(holder) is MethodType and holder.__self__ is value:
-        kept = {id(item) for item in list(getattr(value, "__dict__", {}).values())}
+        kept = {id(item) for item in list(_state(value).values())}
         return any(id(above) in kept for above in gc.get_referrers(holder))
     if type(holder) is tuple and len(holder) == 2 and holder[0] is value:
         return True
@@ -132,10 +133,11 @@ def _is_part(holder: Any, value: Any) -> bool:
 
 
 def _attribute(holder: Any, value: Any) -> str:
-    state = getattr(holder, "__dict__", None)
-    if isinstance(state, dict):
-        return next((f".{name}" for name, item in list(state.items()) if item is value), "")
-    return ""
+    return next((f".{name}" for name, item in list(_state(holder).items()) if item is value), "")
+
+
+def _state(value: Any) -> Mapping[str, Any]:
+    return vars(value) if is_a(value, type) else attributes_of(value) or {}
 
 
 def _kind(holder: Any) -> str:

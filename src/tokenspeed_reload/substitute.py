@@ -25,7 +25,12 @@ from tokenspeed_reload.undo import (
     MethodWrapper,
     SetContents,
     cell_value,
+    elements_of,
+    items_of,
+    replace_dict,
+    replace_elements,
     set_class,
+    set_item,
     slots_of,
 )
 from tokenspeed_reload.values import attributes_of, is_a
@@ -84,7 +89,7 @@ class Substitution:
     def supersede(self, old: Any, new: Any, hidden: Iterable[Any]) -> None:
         """Let `new` take the place of `old` in whatever holds it; `hidden` are holders that keep it."""
         ignored = {id(item) for item in hidden} | {id(hidden)}
-        if isinstance(old, type):
+        if is_a(old, type):
             ignored |= {id(old.__mro__), id(_class_dict(old))}
             ignored |= {id(cls.__mro__) for cls in list[type](type.__subclasses__(old))}
         referrers = gc.get_referrers(old)
@@ -121,14 +126,12 @@ class Substitution:
             self._dict(holder)
         elif is_a(holder, list | deque):
             self._log(ListContents, holder)
-            for index, value in enumerate(holder):
+            for index, value in enumerate(elements_of(holder)):
                 if id(value) in self._live_of:
-                    holder[index] = self._resolve(value)
-        elif type(holder) is set:
+                    set_item(holder, index, self._resolve(value))
+        elif is_a(holder, set):
             self._log(SetContents, holder)
-            items = [self._resolve(item) for item in holder]
-            holder.clear()
-            holder.update(items)
+            replace_elements(holder, [self._resolve(item) for item in elements_of(holder)])
         elif type(holder) is CellType:
             self._log(Cell, holder)
             holder.cell_contents = self._resolve(cell_value(holder))
@@ -141,14 +144,13 @@ class Substitution:
 
     def _dict(self, holder: dict[Any, Any]) -> None:
         self._log(DictContents, holder)
-        if any(id(key) in self._live_of for key in list(holder)):
-            items = [(self._resolve(key), self._resolve(value)) for key, value in list(holder.items())]
-            holder.clear()
-            holder.update(items)
+        items = items_of(holder)
+        if any(id(key) in self._live_of for key, _ in items):
+            replace_dict(holder, [(self._resolve(key), self._resolve(value)) for key, value in items])
             return
-        for key, value in list(holder.items()):
+        for key, value in items:
             if id(value) in self._live_of:
-                holder[key] = self._resolve(value)
+                set_item(holder, key, self._resolve(value))
 
     def _function(self, holder: FunctionType) -> None:
         if id(holder.__defaults__) in self._live_of:
@@ -237,4 +239,4 @@ def held_elsewhere(merge: Merge) -> list[Any]:
 
 
 def _class_dict(cls: type) -> Any:
-    return next(r for r in gc.get_referents(cls.__dict__) if isinstance(r, dict))
+    return next(r for r in gc.get_referents(cls.__dict__) if is_a(r, dict))

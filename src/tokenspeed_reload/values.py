@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import CodeType, EllipsisType, NoneType, NotImplementedType
+from types import CodeType, EllipsisType, FunctionType, ModuleType, NoneType, NotImplementedType
 from typing import Any
 
 _ATOMS = frozenset({int, bool, str, bytes, NoneType, EllipsisType, NotImplementedType, range})
@@ -12,6 +12,11 @@ _NUMBERS = frozenset({float, complex})
 def is_a(value: Any, kinds: Any) -> bool:
     """`isinstance` without asking the value: the `__class__` of a proxy may be anything, or raise."""
     return issubclass(type(value), kinds)
+
+
+def has_method(value: Any, name: str) -> bool:
+    """True when the class of a value has a method, told without asking the value or a metaclass."""
+    return any(name in vars(base) for base in type(value).__mro__)
 
 
 def is_atom(value: Any) -> bool:
@@ -38,6 +43,19 @@ def same_value(left: Any, right: Any) -> bool:
     if kind is frozenset:
         return is_atom(left) and is_atom(right) and bool(left == right)
     return False
+
+
+def module_name(module: ModuleType) -> str:
+    """The name of a module, whatever its class says of it."""
+    name = (attributes_of(module) or {}).get("__name__")
+    return name if type(name) is str else ""
+
+
+def home_told(value: Any) -> str | None:
+    """The module that a function, a class, or an object with an attribute for it says it is defined in."""
+    is_definition = is_a(value, FunctionType | type)
+    home = value.__module__ if is_definition else (attributes_of(value) or {}).get("__module__")
+    return home if type(home) is str else None
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from tokenspeed_reload.adapters.containers import CONTAINERS, refill
 from tokenspeed_reload.codes import TARGET, is_redirection, redirect
 from tokenspeed_reload.merge import REMOVED, Edit, Merge
 from tokenspeed_reload.undo import MISSING, ClassState, FunctionState
-from tokenspeed_reload.values import is_a, same_dict, same_value
+from tokenspeed_reload.values import has_method, is_a, same_dict, same_value
 
 METACLASS = "the metaclass changed; it is fixed when a class is made"
 SLOTS = "the slots changed; the layout of a class is fixed when it is made"
@@ -34,7 +34,7 @@ class ClassAdapter:
             and is_a(new, type)
             and live.__module__ == new.__module__
             and live.__qualname__ == new.__qualname__
-            and isinstance(live, enum.EnumMeta) == isinstance(new, enum.EnumMeta)
+            and is_a(live, enum.EnumMeta) == is_a(new, enum.EnumMeta)
         )
 
     def merge(self, live: Any, new: Any, where: str, merge: Merge) -> Any:
@@ -53,7 +53,7 @@ class ClassAdapter:
         if type(live) is not merge.resolve(type(new)):
             merge.restart(where, METACLASS)
         slots = [vars(cls).get("__slots__") for cls in (live, new)]
-        if not same_value(*(tuple(s) if isinstance(s, list) else s for s in slots)):
+        if not same_value(*(tuple(s) if is_a(s, list) else s for s in slots)):
             merge.restart(where, SLOTS)
         if not self._bases(live, new, where, merge):
             merge.restart(where, LAYOUT)
@@ -64,7 +64,7 @@ class ClassAdapter:
         """Bound methods that are held go on to the functions of the new class."""
         for name, function in vars(live).items():
             target = vars(new).get(name)
-            if isinstance(function, FunctionType) and isinstance(target, FunctionType):
+            if is_a(function, FunctionType) and is_a(target, FunctionType):
                 merge.log.once(FunctionState, function)
                 redirect(function, target)
                 merge.touch(function)
@@ -132,38 +132,38 @@ class ClassAdapter:
                 return  # set from outside; the class body did not change it
             if stays is value and merge.is_old_code(old) and id(old) not in merge.new_of and not is_redirection(old):
                 merge.replace(where, old, f"it became another kind of object: {type(value).__name__}")
-        if isinstance(stays, FunctionType) and is_redirection(stays):
+        if is_a(stays, FunctionType) and is_redirection(stays):
             # The class calls the target at once; only those who hold the old function go the long way.
             stays = (stays.__kwdefaults__ or {})[TARGET]
         if same_value(old, stays):
             return
         merge.log.once(ClassState, live)
         type.__setattr__(live, name, stays)
-        if stays is value and hasattr(type(stays), "__set_name__"):
+        if stays is value and has_method(stays, "__set_name__"):
             type(stays).__set_name__(stays, live, name)
         merge.touch(live, counts=name not in _POSITIONS)
 
     def _note_edit(self, where: str, member: Any, kind: Literal["added", "removed"], merge: Merge) -> None:
         """A function that came or went is an edit of what runs under its name."""
-        if isinstance(member, FunctionType):
+        if is_a(member, FunctionType):
             merge.edited.append(Edit(where, member, kind))
 
     def _remove(self, live: Any, name: str, merge: Merge) -> None:
-        if isinstance(vars(live)[name], MemberDescriptorType):
+        if is_a(vars(live)[name], MemberDescriptorType):
             return
         merge.log.once(ClassState, live)
         type.__delattr__(live, name)
         merge.touch(live, counts=name != "__annotations__")
 
     def _finish(self, live: Any, merge: Merge) -> None:
-        if not isinstance(live, abc.ABCMeta):
+        if not is_a(live, abc.ABCMeta):
             return
         classes: list[Any] = [live]
         for cls in classes:
             merge.log.once(ClassState, cls)
             abc.update_abstractmethods(cls)
             cls._abc_caches_clear()
-            classes.extend(sub for sub in type.__subclasses__(cls) if isinstance(sub, abc.ABCMeta))
+            classes.extend(sub for sub in type.__subclasses__(cls) if is_a(sub, abc.ABCMeta))
 
 
 def _same_layout(live: type, new: type) -> bool:
@@ -184,4 +184,4 @@ def _is_special(name: str) -> bool:
 
 
 def _has_code(value: Any) -> bool:
-    return callable(value) or hasattr(type(value), "__get__")
+    return callable(value) or has_method(value, "__get__")

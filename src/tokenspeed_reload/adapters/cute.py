@@ -15,7 +15,7 @@ from tokenspeed_reload.adapters.functions import FunctionAdapter
 from tokenspeed_reload.codes import fit, is_in_place, nested
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import FunctionState, cell_value, set_code
-from tokenspeed_reload.values import same_code
+from tokenspeed_reload.values import is_a, same_code
 
 _ORIGINAL = "_original_code"
 _OF_A_TRACE = (_ORIGINAL, "_preprocessed", "_preprocessed_signature", "__pyir_rewritten__")
@@ -109,7 +109,7 @@ def _forget_trace(function: FunctionType, settings: list[str], merge: Merge) -> 
 def _compiled_class() -> type | None:
     module = sys.modules.get("cutlass.base_dsl.jit_executor")
     found = getattr(module, "JitCompiledFunction", None)
-    return found if isinstance(found, type) else None
+    return found if is_a(found, type) else None
 
 
 def _with_subclasses(cls: type) -> Iterator[type]:
@@ -128,9 +128,9 @@ def _reached(function: FunctionType) -> Iterator[FunctionType]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, type):
+        if is_a(value, type):
             todo.extend(vars(value).values())
-        elif isinstance(value, staticmethod | classmethod):
+        elif is_a(value, staticmethod | classmethod):
             todo.append(value.__func__)
         elif type(value) is FunctionType and not value.__module__.startswith("cutlass"):
             yield value
@@ -145,8 +145,8 @@ def _named(function: FunctionType) -> Iterator[Any]:
     for name in names & function.__globals__.keys():
         value = function.__globals__[name]
         yield value
-        if isinstance(value, ModuleType):
-            yield from (vars(value)[n] for n in names & vars(value).keys() if isinstance(vars(value)[n], FunctionType))
+        if is_a(value, ModuleType):
+            yield from (vars(value)[n] for n in names & vars(value).keys() if is_a(vars(value)[n], FunctionType))
     yield from map(cell_value, function.__closure__ or ())
     if "__wrapped__" in vars(function):
         yield vars(function)["__wrapped__"]

@@ -68,7 +68,7 @@ class EnumAdapter(ClassAdapter):
         for name, member in members.items():
             if name not in live.__dict__:
                 type.__setattr__(live, name, new.__dict__.get(name, member))
-            if isinstance(live.__dict__.get(name), type(member)):
+            if is_a(live.__dict__.get(name), type(member)):
                 type.__setattr__(live, name, member)
         live._member_map_.clear()
         live._member_map_.update(members)

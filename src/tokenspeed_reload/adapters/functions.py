@@ -59,7 +59,9 @@ class FunctionAdapter:
 
     def _wanted(self, live: FunctionType, new: FunctionType, merge: Merge) -> dict[str, Any]:
         """The parts of `new` that differ from those of `live`."""
-        wanted: dict[str, Any] = {n: getattr(new, n) for n in _NAMES if getattr(live, n) != getattr(new, n)}
+        wanted: dict[str, Any] = {
+            n: getattr(new, n) for n in _NAMES if not same_value(getattr(live, n), getattr(new, n))
+        }
         is_same = live.__code__.co_qualname == new.__code__.co_qualname  # and no wrapper around it
         if not is_same or not merge.keeps_defaults(new) or is_redirection(live):
             if not same_value(live.__defaults__, new.__defaults__):

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import MISSING, InstanceSlots, InstanceState, slots_of
-from tokenspeed_reload.values import attributes_of, same_value
+from tokenspeed_reload.values import attributes_of, is_a, same_value
 
 _HEAP_TYPE = 1 << 9
 
@@ -39,7 +39,8 @@ class InstanceAdapter:
         held, values = slots_of(live), {slot.__name__: value for slot, value in slots_of(new)}
         for slot, old in held:
             value = values.get(slot.__name__, MISSING)
-            stays = merge.merge(old, value, f"{where}.{slot.__name__}") if MISSING not in (old, value) else value
+            is_set = old is not MISSING and value is not MISSING
+            stays = merge.merge(old, value, f"{where}.{slot.__name__}") if is_set else value
             if not same_value(old, stays):
                 merge.log.once(InstanceSlots, live)
                 if stays is MISSING:
@@ -59,5 +60,5 @@ def _is_plain(cls: type) -> bool:
         )
         if not base.__flags__ & _HEAP_TYPE or not made_in_python:
             return False
-    slots = sum(isinstance(member, MemberDescriptorType) for base in cls.__mro__ for member in vars(base).values())
+    slots = sum(is_a(member, MemberDescriptorType) for base in cls.__mro__ for member in vars(base).values())
     return cls.__dictoffset__ != 0 or slots > 0

@@ -1,6 +1,17 @@
 """What an undo needs: the log, and a record for each kind of place that a reload writes to."""
 
-from tokenspeed_reload.undo.containers import AddedEntry, DictContents, Entry, ListContents, SetContents, replace_dict
+from tokenspeed_reload.undo.containers import (
+    AddedEntry,
+    DictContents,
+    Entry,
+    ListContents,
+    SetContents,
+    elements_of,
+    items_of,
+    replace_dict,
+    replace_elements,
+    set_item,
+)
 from tokenspeed_reload.undo.functions import (
     CacheClear,
     Cell,
@@ -46,9 +57,13 @@ __all__ = [
     "SetContents",
     "UndoLog",
     "cell_value",
+    "elements_of",
+    "items_of",
     "replace_dict",
+    "replace_elements",
     "set_class",
     "set_code",
+    "set_item",
     "set_members",
     "slots_of",
 ]

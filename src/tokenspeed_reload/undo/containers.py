@@ -1,11 +1,16 @@
-"""Records of dicts, lists and sets: their contents and the order of these."""
+"""Records of dicts, lists and sets: their contents and the order of these.
+
+A class of the program may derive from these and override how its objects are read and written. All is done by the
+methods of the built-in class here.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any
 
 from tokenspeed_reload.undo.log import MISSING, Record
+from tokenspeed_reload.values import is_a
 
 
 class Entry(Record):
@@ -44,10 +49,10 @@ class DictContents(Record):
 
     def __init__(self, target: dict[Any, Any]) -> None:
         self.target = target
-        self.held = list(target.items())
+        self.held = items_of(target)
 
     def exchange(self) -> None:
-        held, self.held = self.held, list(self.target.items())
+        held, self.held = self.held, items_of(self.target)
         replace_dict(self.target, held)
 
 
@@ -56,15 +61,11 @@ class ListContents(Record):
 
     def __init__(self, target: list[Any] | deque[Any]) -> None:
         self.target = target
-        self.held = list(target)
+        self.held = elements_of(target)
 
     def exchange(self) -> None:
-        held, self.held = self.held, list(self.target)
-        if isinstance(self.target, list):
-            self.target[:] = held
-        else:
-            self.target.clear()
-            self.target.extend(held)
+        held, self.held = self.held, elements_of(self.target)
+        replace_elements(self.target, held)
 
 
 class SetContents(Record):
@@ -72,22 +73,52 @@ class SetContents(Record):
 
     def __init__(self, target: set[Any]) -> None:
         self.target = target
-        self.held = list(target)
+        self.held = elements_of(target)
 
     def exchange(self) -> None:
-        held, self.held = self.held, list(self.target)
-        self.target.clear()
-        self.target.update(held)
+        held, self.held = self.held, elements_of(self.target)
+        replace_elements(self.target, held)
+
+
+def base_of(target: Any) -> Any:
+    """The built-in class of a container, whatever its own class overrides."""
+    return next(kind for kind in (OrderedDict, dict, list, deque, set, tuple, frozenset) if is_a(target, kind))
+
+
+def items_of(target: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """The entries of a dict."""
+    return list(base_of(target).items(target))
+
+
+def elements_of(target: Any) -> list[Any]:
+    """The elements of a list, deque, set or tuple."""
+    return list(base_of(target).__iter__(target))
+
+
+def set_item(target: Any, key: Any, value: Any) -> None:
+    """Set one entry of a dict, or one element of a list."""
+    base_of(target).__setitem__(target, key, value)
 
 
 def replace_dict(target: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
     """Give a dict these entries in this order, without a moment in which code could see it half empty."""
-    if len(target) == len(items) and all(key is other for key, (other, _) in zip(target, items, strict=True)):
-        for key, value in items:
-            if target[key] is not value:
-                target[key] = value
+    held = items_of(target)  # keeps the values alive, so that no finaliser runs between the two calls
+    if len(held) == len(items) and all(key is other for (key, _), (other, _) in zip(held, items, strict=True)):
+        for (key, now), (_, value) in zip(held, items, strict=True):
+            if now is not value:
+                set_item(target, key, value)
         return
-    held = list(target.items())  # keeps the values alive, so that no finaliser runs between the two calls
-    target.clear()
-    target.update(items)
+    kind = base_of(target)
+    kind.clear(target)
+    kind.update(target, items)
     del held
+
+
+def replace_elements(target: Any, elements: list[Any]) -> None:
+    """Give a list, deque or set these elements."""
+    kind = base_of(target)
+    if kind is list:
+        list.__setitem__(target, slice(None), elements)
+        return
+    kind.clear(target)
+    (kind.update if kind is set else kind.extend)(target, elements)

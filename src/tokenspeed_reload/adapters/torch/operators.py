@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import Record
+from tokenspeed_reload.values import is_a
 
 
 def _module(name: str) -> Any:
@@ -126,7 +127,7 @@ class Operators(Record):
         return name
 
     def _impl(self, original: Any, library: Any, op_name: Any, fn: Any, *rest: Any, **options: Any) -> None:
-        name = op_name if isinstance(op_name, str) else op_name._name
+        name = op_name if is_a(op_name, str) else op_name._name
         key = rest[0] if rest else options.get("dispatch_key", "") or library.dispatch_key
         known = f"{library.ns}/{name.split('::')[-1]}/{key}" in _module("torch.library")._impls
         if known and self._has_live_version(fn):

@@ -16,6 +16,7 @@ from tokenspeed_reload.adapters.triton.rehash import rehash
 from tokenspeed_reload.adapters.triton.states import KernelStates, Redone, Undone, forget_binaries
 from tokenspeed_reload.adapters.triton.window import CompileWindow
 from tokenspeed_reload.merge import Merge
+from tokenspeed_reload.values import is_a
 
 
 class TritonAdapter:
@@ -189,7 +190,7 @@ class _Sweep:
     def _changed(self) -> set[int]:
         """The objects that changed, as far as kernels could compile them in."""
         merge = self._merge
-        return merge.patched.keys() | {id(v) for v in merge.touched.values() if isinstance(v, type)}
+        return merge.patched.keys() | {id(v) for v in merge.touched.values() if is_a(v, type)}
 
     def _take_place(self, kernel: Any) -> None:
         """A kernel that compiles anew does so with the lines on which it stands now."""

@@ -12,7 +12,7 @@ from tokenspeed_reload.adapters.triton.states import KernelStates, forget_binari
 from tokenspeed_reload.codes import fit
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import MISSING, Entry
-from tokenspeed_reload.values import same_value
+from tokenspeed_reload.values import is_a, same_value
 
 _BINARIES = frozenset({"device_caches", "kernel", "CompiledKernel", "compile", "ASTSource"})
 _KEY = frozenset({"hash", "used_global_vals", "_hash_lock"})
@@ -270,4 +270,4 @@ def _parameters(parameters: Iterable[inspect.Parameter]) -> list[tuple[Any, ...]
 
 def _kind(annotation: Any) -> Any:
     """Triton goes by the text of an annotation."""
-    return annotation if isinstance(annotation, type | str) else repr(annotation)
+    return annotation if is_a(annotation, type | str) else repr(annotation)

@@ -11,7 +11,7 @@ from typing import Any
 from tokenspeed_reload.adapters.triton.library import Triton, is_tritons
 from tokenspeed_reload.names import reads_of
 from tokenspeed_reload.undo import MISSING, cell_value
-from tokenspeed_reload.values import is_atom, same_value
+from tokenspeed_reload.values import attributes_of, is_a, is_atom, module_name, same_value
 
 _MAX_KNOWN = 10_000
 _DEPTH = 3
@@ -81,8 +81,8 @@ class Reaches:
                 return
             value = _attribute(value, name, reach)
             _note(value, reach, library, _DEPTH)
-        home = names.get(first)
-        if rest and not (isinstance(home, ModuleType) and is_tritons(home.__name__)):
+        home: Any = names.get(first)
+        if rest and not (is_a(home, ModuleType) and is_tritons(module_name(home))):
             text = _text(value, library)
             if text is not None:
                 reach.values.append((read, text))
@@ -90,11 +90,11 @@ class Reaches:
 
 def _attribute(value: Any, name: str, reach: Reach) -> Any:
     """An attribute, looked up without running code of the program."""
-    if isinstance(value, type):
+    if is_a(value, type):
         owners = [cls for cls in value.__mro__ if name in vars(cls)]
         return vars(owners[0])[name] if owners else MISSING
-    namespace = getattr(value, "__dict__", None) if not isinstance(value, ModuleType) else vars(value)
-    if not isinstance(namespace, dict):
+    namespace = attributes_of(value)
+    if namespace is None:
         return MISSING
     reach.bindings.add((id(namespace), name))
     reach.attributes.add((id(namespace), name))
@@ -122,7 +122,7 @@ def _note(value: Any, reach: Reach, library: Triton, depth: int) -> None:
     reach.objects[id(value)] = value
     if issubclass(type(value), library.constexpr):
         _note(value.value, reach, library, depth - 1)
-    elif isinstance(value, type):
+    elif is_a(value, type):
         for member in vars(value).get("hash_attrs", ()):  # an aggregate lists the functions that it is made of
             _note(member, reach, library, depth - 1)
     elif type(value) in (tuple, list):
@@ -154,10 +154,15 @@ def differing_globals(kernel: Any) -> list[tuple[str, Any]]:
     found = []
     for (name, _), (value, namespace) in kernel.used_global_vals.items():
         now = namespace.get(name, MISSING)
-        # Triton compares with `!=` too, before every launch.
-        if not same_value(now, value) and bool(now != value):
+        if not same_value(now, value) and not _is_equal(now, value):
             found.append((name, value))
     return found
+
+
+def _is_equal(now: Any, value: Any) -> bool:
+    """Compare as Triton does before every launch, where both are its own or built in: others may answer anything."""
+    kinds = {type(now).__module__.partition(".")[0], type(value).__module__.partition(".")[0]}
+    return kinds <= {"triton", "builtins"} and bool(now == value)
 
 
 def key_of(kernel: Any, reach: Reach | None) -> str | None:

@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
+from tokenspeed_reload.values import is_a
+
 _CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
 
 
@@ -23,7 +25,7 @@ def rehash(kernels: Iterable[Any]) -> None:
     for holder in gc.get_referrers(*targets):
         if holder is targets:
             continue
-        if isinstance(holder, dict | set):
+        if is_a(holder, dict | set):
             containers[id(holder)] = holder
         elif type(holder) is tuple:
             tuples.append(holder)
@@ -33,7 +35,7 @@ def rehash(kernels: Iterable[Any]) -> None:
         keys |= {id(item) for item in further}
         own = {id(tuples), id(references), id(further)}
         for holder in gc.get_referrers(*further):
-            if isinstance(holder, dict | set) and id(holder) not in own:
+            if is_a(holder, dict | set) and id(holder) not in own:
                 containers[id(holder)] = holder
     for container in containers.values():
         if any(id(key) in keys for key in list(container)) and not _is_function_cache(container):
@@ -46,7 +48,7 @@ def _is_function_cache(container: Any) -> bool:
 
 
 def _build_anew(container: Any, keys: set[int]) -> None:
-    kind: Any = next(k for k in (OrderedDict, dict, set) if isinstance(container, k))
+    kind: Any = next(k for k in (OrderedDict, dict, set) if is_a(container, k))
     if kind is set:
         items = [_fresh(key, keys) for key in set.__iter__(container)]
     else:
