@@ -229,7 +229,7 @@ RELOADING = """
     edited = overlay / "tokenspeed/runtime/layers/activation.py"
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     with LLM(model, max_num_seqs=8, max_total_tokens=2048, allow_reload_forward=True, reload_overlay=str(overlay),
-             tensor_parallel_size=ranks) as llm:
+             tensor_parallel_size=ranks, reload_rank_timeout=20) as llm:
         before = llm.generate("x", greedy)[0].token_ids
         assert llm.reload_forward()["modules"] == []
 
@@ -265,6 +265,21 @@ RELOADING = """
         shutil.copyfile(source, edited)
         assert llm.reload_forward()["success"]
         assert llm.generate("x", greedy)[0].token_ids == before
+
+        if ranks > 1:  # what cannot be undone in place ends the ranks; the program starts others
+            loop = "        while __import__('torch').distributed.get_rank() == 1: pass\\n"
+            passage = "        return silu_and_mul("
+            edited.write_text(source.read_text().replace(passage, loop + passage))
+            try:
+                llm.reload_forward()
+            except TokenSpeedError as error:
+                assert "rank 1 has not got on for 20 s" in str(error), error
+                assert error.file == str(edited) and error.text == loop.strip(), error
+            else:
+                raise AssertionError("the reload should have ended the ranks")
+            shutil.copyfile(source, edited)
+            llm.open()
+            assert llm.generate("x", greedy)[0].token_ids == before
     print("done")
 """
 

@@ -15,8 +15,20 @@ import msgspec
 import zmq
 
 from tokenspeed.runtime.config import Config
-from tokenspeed.runtime.protocol import EngineInfo, Failed, Message, Ready, Stop, ToEngine, ToFront
+from tokenspeed.runtime.protocol import (
+    EngineInfo,
+    Failed,
+    Message,
+    Ready,
+    ReloadStatus,
+    Sign,
+    Stop,
+    ToEngine,
+    ToFront,
+)
+from tokenspeed.server.calls import WAITING_STATES
 from tokenspeed.server.errors import EngineLost
+from tokenspeed.server.judge import Judge
 from tokenspeed.server.link import bind_address
 from tokenspeed.server.ranks import FAILED_MESSAGE_GRACE, RANK_COMMAND
 
@@ -41,6 +53,9 @@ class SpawnedEngine:
         """What ranks said that others left."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
+        self._sign_decoder = msgspec.msgpack.Decoder(Sign)
+        self._serves = False
+        self._reloads = False
 
     def start(self) -> EngineInfo:
         """See `Engine`."""
@@ -48,6 +63,8 @@ class SpawnedEngine:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._to_rank0 = self._open(zmq.PUSH, "to_rank0")
         self._from_ranks = self._open(zmq.PULL, "from_rank0")
+        self._signs = self._open(zmq.PULL, "signs")
+        self._judge = Judge(self._config.parallel.tensor_parallel_size, self._limit, self._pid)
         lifeline = (sys.executable, "-m", "tokenspeed.lifeline", str(os.getpid()))
         for rank in range(self._config.parallel.tensor_parallel_size):
             command = [*lifeline, *RANK_COMMAND, "--run-dir", str(self._run_dir), "--rank", str(rank)]
@@ -56,6 +73,7 @@ class SpawnedEngine:
         while True:
             for message in self.receive():
                 if isinstance(message, Ready):
+                    self._serves = True
                     return message.info
 
     def send(self, message: ToEngine) -> None:
@@ -73,6 +91,11 @@ class SpawnedEngine:
                 for rank in self._ranks:
                     rank.poll()
                 raise self._loss()
+        while self._signs.poll(0):
+            self._judge.hear(self._sign_decoder.decode(self._signs.recv()))
+        lost = self._judge.look()
+        if lost is not None:
+            raise lost
         return messages
 
     def close(self) -> None:
@@ -90,6 +113,7 @@ class SpawnedEngine:
         self._victims.clear()
         self._to_rank0.close(linger=0)
         self._from_ranks.close(linger=0)
+        self._signs.close(linger=0)
         self._context.term()
 
     def _open(self, kind: int, name: str) -> zmq.Socket[bytes]:
@@ -106,8 +130,10 @@ class SpawnedEngine:
                 message = self._decoder.decode(self._from_ranks.recv())
                 if isinstance(message, Failed):
                     self._failed(message)
-                else:
-                    messages.append(message)
+                    continue
+                if isinstance(message, ReloadStatus):
+                    self._reloads = message.state not in WAITING_STATES
+                messages.append(message)
         return messages
 
     def _failed(self, message: Failed) -> None:
@@ -115,6 +141,15 @@ class SpawnedEngine:
         if not message.is_victim:
             raise error
         self._victims[message.rank] = error
+
+    def _limit(self) -> float:
+        """Seconds that the ranks may stand still now."""
+        if not self._serves:
+            return 0.0
+        return self._config.reload.reload_rank_timeout if self._reloads else self._config.serve.step_timeout
+
+    def _pid(self, rank: int) -> int:
+        return self._ranks[rank].pid
 
     def _loss(self) -> EngineLost:
         """Who ended first; a rank that others left is not it, if one of these is known."""
