@@ -69,7 +69,12 @@ class FakeEngine:
             if self.finish_reason(old) is None:
                 self.resubmitted.add(request_id)
                 request = self.requests[request_id] = Request(
-                    request_id, old.prompt, old.sampling, old.shares_prompt_with, generated=self.tokens(old)
+                    request_id,
+                    old.prompt,
+                    old.sampling,
+                    old.shares_prompt_with,
+                    generated=self.tokens(old),
+                    admitted=old.admitted or old.started,
                 )
                 self._take(self.scheduler.submit(request))
 

@@ -76,6 +76,24 @@ def test_an_answer_goes_on_elsewhere_as_if_nothing_had_happened(steps: int) -> N
     assert len(engine.tokens(cut)) >= 4
 
 
+def test_what_had_begun_elsewhere_goes_on_while_admission_is_closed() -> None:
+    engine = FakeEngine(max_num_seqs=2)
+    begun = [engine.submit([1, 2, 1], ignore_eos=True) for _ in range(2)]
+    waits = engine.submit([2, 2])
+    engine.step()
+    engine.replace()
+    engine.scheduler.admission_open = False
+    assert not engine.scheduler.drained
+    assert engine.scheduler.loads(paused=False).waiting == 3
+    engine.run()
+    assert [engine.finish_reason(request) for request in (*begun, waits)] == ["length", "length", None]
+    assert engine.scheduler.drained
+    assert engine.scheduler.take_admitted() == [request.request_id for request in begun]
+    engine.scheduler.admission_open = True
+    engine.run()
+    engine.check_ended()
+
+
 def test_an_answer_that_is_as_long_as_it_may_become_ends_at_once() -> None:
     """Fewer blocks than before, say."""
     engine = FakeEngine(num_blocks=8, block_size=4)

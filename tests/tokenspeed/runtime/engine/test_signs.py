@@ -1,0 +1,51 @@
+"""What a rank's thread tells of its main thread."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from tokenspeed.runtime.engine.signs import Signs
+from tokenspeed.runtime.protocol import Sign
+from tokenspeed_kernel.launch import launch
+from tokenspeed_kernel.progress import PROGRESS
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A short path: a socket's name is bounded."""
+    with tempfile.TemporaryDirectory(prefix="ts-") as directory:
+        yield Path(directory)
+
+
+def test_it_tells_of_marks_and_of_the_line_of_ours_where_the_main_thread_stands() -> None:
+    signs = Signs(3, Path())
+    before = signs.sign()
+    PROGRESS.step("a batch")
+    with PROGRESS.waiting("all_reduce"):
+        during = launch("look", signs.sign)
+    assert (during.rank, during.count, during.what) == (3, before.count + 2, "look")
+    assert (before.waiting_for, during.waiting_for) == (None, "all_reduce")
+    assert Path(during.file).name == "signs.py"  # the innermost line of ours, which tells of itself here
+    assert during.function == "sign"
+    assert signs.sign().waiting_for is None
+
+
+def test_it_goes_on_while_the_main_thread_loops(run_dir: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.PULL)
+    socket.bind(f"ipc://{run_dir}/signs")
+    Signs(1, run_dir).start()
+    heard = []
+    while len(heard) < 2:
+        if socket.poll(0):  # this loop lets nobody else run but when the interpreter takes turns
+            heard.append(msgspec.msgpack.decode(socket.recv(), type=Sign))
+    assert {sign.rank for sign in heard} == {1}
+    assert all(sign.file for sign in heard)
+    socket.close(linger=0)
+    context.term()

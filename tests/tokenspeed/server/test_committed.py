@@ -1,0 +1,34 @@
+"""The code that is kept for ranks to come, from the message of a rank to the import hook of another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenspeed.rank import committed
+from tokenspeed.runtime.protocol import Committed, ModuleCode
+from tokenspeed.server.committed import CommittedCode
+from tokenspeed_reload import Origin, SourceText
+
+
+def module(text: str) -> ModuleCode:
+    return ModuleCode(path="/overlay/m.py", data=text.encode(), origin="/installed/m.py")
+
+
+def test_what_was_told_last_reaches_other_ranks(tmp_path: Path) -> None:
+    code = CommittedCode()
+    code.take(Committed(generation=0, modules={"a": module("X = 1"), "b": module("Y = 1")}))
+    code.take(Committed(generation=1, modules={"a": module("X = 2")}))
+    code.write(tmp_path)
+    assert committed(tmp_path) == (
+        1,
+        {
+            "a": Origin(SourceText("/overlay/m.py", b"X = 2"), "/installed/m.py"),
+            "b": Origin(SourceText("/overlay/m.py", b"Y = 1"), "/installed/m.py"),
+        },
+    )
+
+
+def test_where_nothing_is_recorded_nothing_is_kept(tmp_path: Path) -> None:
+    CommittedCode().write(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert committed(tmp_path) == (0, {})
