@@ -160,14 +160,14 @@ def test_a_reload_that_costs_ranks_has_failed(pair: Server, line: str, rank: int
 
 
 def test_a_request_that_only_the_edited_code_dies_of_ends_alone(pair: Server) -> None:
-    insert(pair, "if input_ids.shape[0] > 200: import os; os._exit(4)")
+    insert(pair, "if input_ids.shape[0] > 400: import os; os._exit(4)")
     assert pair.reload()["success"]
-    others = {"prompt": "Tell me", **LONG, "max_tokens": 300}
+    others = {"prompt": "Tell me", **LONG, "max_tokens": 80}  # four of them are fewer than 400 tokens
     expected, before = answers(pair, others), pair.metric(REPLACEMENTS)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(answers, pair, others) for _ in range(4)]
         pair.wait_for_running(1)
-        body = {"model": pair.served, "prompt": "a b c d " * 40, "max_tokens": 4}
+        body = {"model": pair.served, "prompt": "a b c d " * 110, "max_tokens": 4}
         reply = httpx.post(f"{pair.url}/v1/completions", json=body, timeout=300)
         assert reply.status_code == 500, reply.text
         assert "lost twice while this request ran" in reply.text
@@ -178,10 +178,10 @@ def test_a_request_that_only_the_edited_code_dies_of_ends_alone(pair: Server) ->
 
 
 def test_a_step_that_fails_on_one_of_the_ranks_ends_its_requests_alone(pair: Server) -> None:
-    insert(pair, "if input_ids.shape[0] > 200 and self.embed_tokens.group.rank == 1: raise OSError('only here')")
+    insert(pair, "if input_ids.shape[0] > 400 and self.embed_tokens.group.rank == 1: raise OSError('only here')")
     assert pair.reload()["success"]
     before = pair.metric(REPLACEMENTS)
-    body = {"model": pair.served, "prompt": "a b c d " * 40, "max_tokens": 4}
+    body = {"model": pair.served, "prompt": "a b c d " * 110, "max_tokens": 4}
     reply = httpx.post(f"{pair.url}/v1/completions", json=body, timeout=300)
     assert reply.status_code == 500, reply.text
     assert "the forward pass failed with OSError: only here" in reply.text
