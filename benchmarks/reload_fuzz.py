@@ -38,11 +38,13 @@ def main() -> int:
     parser.add_argument("--across-ranks", action=argparse.BooleanOptionalAction, default=True,
                         help="break one rank where its peers wait for it")  # fmt: skip
     parser.add_argument("--deadly", type=float, default=0.0, help="share of the broken edits that cost a process")
+    parser.add_argument("--rank-timeout", type=float, default=20.0, help="the server's --reload-rank-timeout")
     parser.add_argument("--fresh-every", type=int, default=50, help="commits between comparisons with a fresh server")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds after which something hangs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         flags = (*SMALL, *(GRAPHS if args.cpu_graphs else ()), "--tensor-parallel-size", str(args.ranks))
+        flags += ("--reload-rank-timeout", str(args.rank_timeout))
         settings = Settings(
             seed=args.seed,
             model=str(tiny_llama(Path(scratch, "model"))),

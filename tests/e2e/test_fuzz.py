@@ -10,11 +10,17 @@ from tests.e2e.conftest import GRAPHS, SMALL
 from tests.e2e.harness import dump
 from tests.fuzz.campaign import Campaign, Settings
 from tests.fuzz.program import Kinds
+from tests.waiting import PATIENCE
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_random_edits_leave_the_server_as_it_was_or_as_a_fresh_one(tiny_model: Path, tmp_path: Path, seed: int) -> None:
-    settings = Settings(seed, str(tiny_model), (*SMALL, *GRAPHS), Kinds(graphs=True), count=20, fresh_every=8)
+@pytest.mark.parametrize(
+    ("kinds", "count"), [(Kinds(), 15), (Kinds(ranks=2, graphs=True), 30)], ids=["one-rank", "two-ranks-with-graphs"]
+)
+def test_random_edits_leave_the_server_as_it_was_or_as_a_fresh_one(
+    tiny_model: Path, tmp_path: Path, kinds: Kinds, count: int
+) -> None:
+    flags = (*SMALL, *(GRAPHS if kinds.graphs else ()), "--tensor-parallel-size", str(kinds.ranks))
+    settings = Settings(1, str(tiny_model), flags, kinds, count=count, fresh_every=count // 4, limit_s=PATIENCE)
     result = Campaign(settings, tmp_path).run()
     summary = result.summary()
     assert min(result.committed, result.failed) >= 0.3 * settings.count, dump(summary)
