@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_all_features_go_together() -> None:
 def test_edits_follow_from_the_seed() -> None:
     edits = first(60)
     assert [edit.diff() for edit in first(10, skip=50)] == [edit.diff() for edit in edits[50:]]
-    for edit, following in zip(edits, edits[1:], strict=False):
+    for edit, following in pairwise(edits):
         assert edit.modules
         assert following.before == edit.after
         if edit.expect == "commit":

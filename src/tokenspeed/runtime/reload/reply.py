@@ -9,6 +9,10 @@ from tokenspeed_kernel.jit import JitCount
 from tokenspeed_reload import Report
 
 
+CAPTURED = "tokenspeed.runtime.execution.graphs."
+"""How the names of the holders in a captured graph begin."""
+
+
 def overlay_note(strays: list[str]) -> list[str]:
     """What to say of files in the overlay that nothing reads: a wrong folder or a misspelled name, mostly."""
     if not strays:
@@ -58,7 +62,7 @@ def success(
         "modules": [{"name": module.name, "why": module.why} for module in report.modules],
         "pending": list(report.pending),
         "objects_patched": report.objects_patched,
-        "stale": [{"definition": s.definition, "why": s.why, "held_by": list(s.held_by)} for s in report.stale],
+        "stale": _stale(report),
         "needs_restart": [{"what": item.what, "why": item.why} for item in report.needs_restart],
         "notes": [*report.notes, *_beyond(report)],
         "graphs": {
@@ -70,6 +74,16 @@ def success(
         "jit": {"compiled": jit.compiled, "seconds": round(jit.seconds, 3)},
         "seconds": {name: round(value, 4) for name, value in seconds.items()} | {"held": 0.0},
     }
+
+
+def _stale(report: Report) -> list[dict[str, Any]]:
+    """What holds old objects and stays: the generation that goes held what it was captured with."""
+    told = []
+    for item in report.stale:
+        held_by = [holder for holder in item.held_by if not holder.startswith(CAPTURED)]
+        if held_by or not item.held_by:
+            told.append({"definition": item.definition, "why": item.why, "held_by": held_by})
+    return told
 
 
 def _beyond(report: Report) -> list[str]:
