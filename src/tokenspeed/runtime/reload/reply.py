@@ -8,7 +8,6 @@ from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed_kernel.jit import JitCount
 from tokenspeed_reload import Report
 
-
 CAPTURED = "tokenspeed.runtime.execution.graphs."
 """How the names of the holders in a captured graph begin."""
 
