@@ -256,7 +256,7 @@ class Inputs:
                     due = due or self._import_dirty(module, statement)
                 followed = self._followed(module, statement) if reads.handed_on else set()
                 due = due or (id(statement) not in module.aliases and self.is_any_dirty(module, reads, followed))
-                due = due or bool(reads.binds & missing)
+                due = due or bool(reads.binds & missing) or id(statement) in module.again
                 if due:
                     missing |= {r for r in map(root, reads.now) if r not in module.namespace}
                     run.add(id(statement))
@@ -265,7 +265,23 @@ class Inputs:
                     if statement.kind == "other":  # it decides which of several definitions holds
                         module.remade |= reads.binds & several
                     grown = True
+            grown = self._choose_later_binders(module, run, keep) or grown
         module.run = run
+
+    def _choose_later_binders(self, module: ModuleInputs, run: set[int], keep: set[str]) -> bool:
+        """What binds a name after a statement that is due is due too; True when that adds any."""
+        bound: set[str] = set()
+        before = len(run)
+        for statement in module.new.statements:
+            if id(statement) not in run and statement.kind != "other" and statement.reads.binds & bound - keep:
+                run.add(id(statement))
+                module.rebuilt |= statement.reads.binds & module.value_names - keep
+            if id(statement) in run:
+                bound |= statement.reads.binds
+                for level, name in statement.reads.stars:
+                    provider = sys.modules.get(resolve(level, name, module.package))
+                    bound |= _public(vars(provider)) if is_a(provider, ModuleType) else set()
+        return len(run) != before
 
     def _followed(self, module: ModuleInputs, statement: Statement) -> set[str]:
         """The functions and classes that a bare call hands to code outside, which follow in place.
@@ -294,6 +310,11 @@ class Inputs:
         due = module.statements()
         late = {n for s in module.new.statements if id(s) not in module.run for n in s.reads.binds}
         module.cleared = {n for s in due if s.kind == "other" for n in s.reads.binds} - late
+        if any(s.reads.stars or s.reads.is_dynamic for s in due):
+            module.cleared |= module.removed
+            module.removed = set()
+        if "__getattr__" in module.dirty:
+            module.cleared |= module.late
         if module.unseen & module.dirty:
             module.cleared |= module.unseen
         for statement in due:
@@ -329,9 +350,13 @@ def _modules_held(module: ModuleInputs) -> set[str]:
     return held | {edge.gives for edge in module.edges.values() if edge.name is None}
 
 
+def _public(there: Mapping[str, Any]) -> set[str]:
+    """The names that a star import takes from a namespace."""
+    public: Any = there.get("__all__")
+    return set(public) if is_a(public, list | tuple) else {n for n in there if not n.startswith("_")}
+
+
 def _brought(module: ModuleInputs, there: Mapping[str, Any]) -> set[str]:
     """The names that a star import from the namespace `there` brought into the module."""
-    public: Any = there.get("__all__")
-    names = set(public) if is_a(public, list | tuple) else {n for n in there if not n.startswith("_")}
-    same = {n for n in names if n in module.namespace and module.namespace[n] is there.get(n)}
+    same = {n for n in _public(there) if n in module.namespace and module.namespace[n] is there.get(n)}
     return same - module.new.binds - module.old.binds

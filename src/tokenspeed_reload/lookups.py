@@ -23,7 +23,10 @@ _SELF = frozenset({"__name__", "__package__"})
 
 MODULE_PATH = re.compile(r"\.*[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d][\w.]*)?")
 _QUOTED = re.compile(r"""["'](\.*[^\W\d]\w*(?:\.\w+)*(?::[\w.]+)?)["']""")
-_UNKNOWN = re.compile(r"""\b(?:__import__|import_module)\b(?!\s*\(\s*["'])|\bmodules\b(?!\s*(?:\[|\.get\()\s*["'])""")
+_UNKNOWN = re.compile(
+    r"""\b(?:__import__|import_module)\b(?!\s*\(\s*["'][^"']*["']\s*[,)])"""
+    r"""|\bmodules\b(?!\s*(?:\[|\.get\()\s*["'][^"']*["']\s*[],)])"""
+)
 
 
 def spell(node: ast.expr) -> str | None:

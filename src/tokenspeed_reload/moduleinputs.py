@@ -28,6 +28,8 @@ class ModuleInputs:
         lost: attributes of module-level names that no statement sets any more, as (name, attribute).
         remade: definitions that run again with all that is done to them.
         cleared: names that are taken away before the statements run, which bind those of them that stay.
+        again: new statements that bind what another statement, which is gone or moved, bound after them.
+        late: names that the module itself puts into its namespace when it is asked for them.
         aliases: statements that only give a name to a module, by identity of the statement.
         is_doubtful: it takes part only if it turns out to read something that changed, by a name in a text.
     """
@@ -49,6 +51,8 @@ class ModuleInputs:
     cleared: set[str] = field(default_factory=set)
     lost: set[tuple[str, str]] = field(default_factory=set)
     remade: set[str] = field(default_factory=set)
+    again: set[int] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)
     aliases: set[int] = field(default_factory=set)
     is_doubtful: bool = False
 
@@ -63,7 +67,8 @@ class ModuleInputs:
 
     def found_as(self, name: str) -> str:
         """The name that decides what `module.name` gives: `__getattr__` where the module does not bind it."""
-        return name if name in self.new.binds or name in self.namespace else "__getattr__"
+        is_bound = name in self.new.binds or (name in self.namespace and name not in self.late)
+        return name if is_bound else "__getattr__"
 
     def prepare(self) -> None:
         """Compare the two versions and mark what changed by itself."""
@@ -82,6 +87,7 @@ class ModuleInputs:
         for statement in (*changes.added, *changes.removed):
             self.dirty |= statement.reads.binds
             self.dirty |= statement.reads.mutates & self.value_names
+        self._unmask()
         if not self.is_doubtful:
             self.reset()
         self.rebuilt = self.dirty & self.value_names
@@ -89,6 +95,24 @@ class ModuleInputs:
         self.lost = set_before - {pair for s in self.new.statements for pair in s.reads.attributes}
         if any(s.reads.is_dynamic for s in (*changes.added, *changes.removed)):
             self.dirty |= self.unseen
+
+    def _unmask(self) -> None:
+        """Let statements run that bind what another one bound after them, which no longer does."""
+        last_old = {name: s for s in self.old.statements for name in s.reads.binds}
+        last_new = {name: s for s in self.new.statements for name in s.reads.binds}
+        names = {
+            name
+            for name, statement in last_new.items()
+            if name in last_old and statement.shape != last_old[name].shape and id(statement) not in self.added
+        }
+        self.dirty |= names
+        self.again = {id(s) for s in self.new.statements if s.reads.binds & names}
+        if not self.removed:
+            return
+        for statement in self.new.statements:
+            if statement.reads.stars or statement.reads.is_dynamic:
+                self.again.add(id(statement))
+                self.dirty |= self.unseen if statement.reads.is_dynamic else set()
 
     def reset(self) -> None:
         """Mark what is built anew whenever the module takes part."""

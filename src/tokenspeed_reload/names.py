@@ -47,6 +47,7 @@ class Reads:
         attributes: attributes of module-level names that it sets, as (name, attribute).
         handed_on: names that a bare call only hands on, as `atexit.register(f)` does with f.
         is_dynamic: it may bind names that the syntax does not show, as by `globals()`.
+        sets_later: functions that it creates may do so when they are called.
         paths_now: texts given to calls that may name a module, or something in one: `load("k")`, `resolve("k:C")`.
         paths_later: such texts in the bodies of functions that it creates.
         named: the attributes that it reads of anything, and the texts that may name one.
@@ -61,6 +62,7 @@ class Reads:
     attributes: set[tuple[str, str]] = field(default_factory=set)
     handed_on: set[str] = field(default_factory=set)
     is_dynamic: bool = False
+    sets_later: bool = False
     paths_now: set[str] = field(default_factory=set)
     paths_later: set[str] = field(default_factory=set)
     named: set[str] = field(default_factory=set)
@@ -226,7 +228,9 @@ class _Visitor(ast.NodeVisitor):
         read = spell(holder)
         if read is None or (module_in(read) is None and root(read) not in (OWN_NAMES, SCOPE_NAMES)):
             self.visit(holder)
-        elif not self._scopes:
+        elif self._scopes:
+            self.reads.sets_later = True
+        else:
             self.reads.is_dynamic = True
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:

@@ -299,6 +299,14 @@ class Reloader:
         names = members.keys() - old.binds - self._foreign_names(name)
         return {n for n in names if not n.startswith("__") and sys.modules.get(f"{name}.{n}") is not members[n]}
 
+    def _late(self, name: str, old: Definitions) -> set[str]:
+        """The names that a module with a `__getattr__` has put into its namespace since it ran."""
+        if "__getattr__" not in old.binds or not any(s.reads.sets_later for s in old.statements):
+            return set()
+        members = vars(sys.modules[name])
+        names = self._foreign_names(name) - old.binds
+        return {n for n in names if not n.startswith("__") and sys.modules.get(f"{name}.{n}") is not members[n]}
+
     def _definitions(self, name: str) -> Definitions:
         """The statements that module `name` last ran."""
         source = self.records.modules[name].source
@@ -326,7 +334,8 @@ class Reloader:
             new = parsed.get(name, old)
             namespace = vars(sys.modules[name])
             unseen = self._unseen(name, old)
-            modules[name] = ModuleInputs(name, old, new, namespace, unseen, is_doubtful=name in doubtful)
+            late = self._late(name, old)
+            modules[name] = ModuleInputs(name, old, new, namespace, unseen, late=late, is_doubtful=name in doubtful)
             edges = import_edges(name, new.source, [s.node for s in new.statements])
             providers[name] = providers_of(edges, sys.modules, at_import=True)
             if not providers[name] & why.keys():
