@@ -99,6 +99,7 @@ class Front:
             allow_reload=config.reload.allow_reload_forward,
         )
         self._services: list[asyncio.Task[None]] = []
+        self._watching: list[asyncio.Task[None]] = []
 
     async def _listen(self, closing: AsyncExitStack) -> None:
         loop = asyncio.get_running_loop()
@@ -133,8 +134,8 @@ class Front:
             control_url=self._control_url,
             info=msgspec.to_builtins(info),
         )
-        self._services.append(asyncio.create_task(self._client.keep_asking()))
-        self._services.append(asyncio.create_task(self._watch_health()))
+        self._watching = [asyncio.create_task(work) for work in (self._client.keep_asking(), self._watch_health())]
+        self._services.extend(self._watching)
         self._reading = asyncio.create_task(self._read_tokenizer(tokenizer_file))
         log.info("ready: %s, %d KV blocks of %d tokens", info.model_path, info.num_blocks, info.block_size)
         return True
@@ -188,6 +189,8 @@ class Front:
         await asyncio.wait([self._serving])
 
     async def _end_engine(self) -> None:
+        for task in self._watching:
+            task.cancel()
         await self._stop_serving()
         await self._engine.end()
 

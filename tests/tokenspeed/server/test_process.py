@@ -58,6 +58,7 @@ def test_it_reports_its_start_and_ends_in_order(start_front: Start, eventually: 
     assert front.stop() == 0
     assert all(gone(pid) for pid in pids)
     assert len(front.received("Stop")) == 1
+    assert "Traceback" not in front.log()
 
 
 async def test_a_stop_lets_running_requests_finish_and_admits_no_more(
