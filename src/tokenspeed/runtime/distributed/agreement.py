@@ -7,6 +7,7 @@ each other what they are about to call, over connections of their own on the hos
 from __future__ import annotations
 
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ class Agreement:
         self.made: list[str] = []
         self._before: Sequence[str] | None = None
         self._like_before = True
+        self._runs = True
         self._mine = torch.zeros(RECORD_BYTES, dtype=torch.uint8)
         self._all = torch.zeros(size * RECORD_BYTES, dtype=torch.uint8)
         # Their bytes: a capture refuses to read tensors, and would record copies between them.
@@ -54,14 +56,16 @@ class Agreement:
         self.link.close()
 
     @contextmanager
-    def phase(self, before: Sequence[str] | None, vote: Vote) -> Iterator[Callable[[], None]]:
+    def phase(self, before: Sequence[str] | None, vote: Vote, *, runs: bool) -> Iterator[Callable[[], None]]:
         """One phase of a reload; gives what is to be called while one of its collectives waits.
 
         Args:
             before: what the serving code called in this phase, None where nobody knows.
             vote: of the phase.
+            runs: False where collectives are captured only. Unlike ones then do no harm yet, and are left to the vote.
         """
         self.made = []
+        self._runs = runs
         self._before = before
         self._like_before = before is not None
 
@@ -76,6 +80,11 @@ class Agreement:
         """Whether this rank has called just what the serving code did."""
         return self._like_before and self._before is not None and len(self.made) == len(self._before)
 
+    @property
+    def checksum(self) -> int:
+        """Of the calls of this rank, 32 bits."""
+        return zlib.crc32("\n".join(self.made).encode())
+
     def agree(self, call: str) -> None:
         """Tell `call`, such as "all_reduce float32 [4, 64]", to the others, and hear theirs.
 
@@ -87,6 +96,8 @@ class Agreement:
         known = self._before is not None and index < len(self._before)
         self._like_before = self._like_before and known and self._before[index] == call  # type: ignore[index]
         self.made.append(call)
+        if not self._runs:
+            return
         calls, places, innocent = self._exchange(call)
         if len(set(calls)) == 1:
             return

@@ -63,19 +63,21 @@ class Group:
             self._calls = None
 
     @contextmanager
-    def trial(self, phase: str, vote: Vote) -> Iterator[Agreement | None]:
+    def trial(self, phase: str, vote: Vote, *, runs: bool = True) -> Iterator[Agreement | None]:
         """Let every collective within go over the spare, once all ranks have agreed on it.
 
         Args:
             phase: a name under which `recording` may have remembered what the serving code calls.
             vote: of the phase; a collective that waits for another rank attends to it.
+            runs: False where collectives are captured only, and need no agreement before each.
         """
         if self.size == 1:
             yield None
             return
         if self.spare is None or self.agreement is None:
             raise RuntimeError(f"group {self.name} has no spare communicator")
-        with self.agreement.phase(self._known.get(phase), vote) as attend, self.spare.guarded(attend):
+        before = self._known.get(phase)
+        with self.agreement.phase(before, vote, runs=runs) as attend, self.spare.guarded(attend):
             self._trying = True
             try:
                 yield self.agreement

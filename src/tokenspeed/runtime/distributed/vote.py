@@ -31,6 +31,8 @@ class Ballot(msgspec.Struct, frozen=True, kw_only=True):
     """That other rank, where it is known."""
     collectives: int | None = None
     """Collectives that the rank called in the phase; None where nobody counts."""
+    calls: int | None = None
+    """Checksum of what these were."""
     like_before: bool = False
     """Whether these are just what the serving code calls."""
     checksum: int | None = None
@@ -56,16 +58,25 @@ class Verdict(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def odd(self) -> int | None:
-        """The rank whose checksum few others have, where they are not all equal; the last of several such."""
-        often = Counter(ballot.checksum for ballot in self.ballots)
-        if len(often) == 1:
-            return None
-        return max(self.ballots, key=lambda ballot: (-often[ballot.checksum], ballot.rank)).rank
+        """The rank that computed what few others did, by its checksum; the last of several such, None without one."""
+        return _odd([ballot.checksum for ballot in self.ballots])
+
+    @property
+    def out_of_step(self) -> int | None:
+        """The same for the collectives that the ranks called."""
+        return _odd([ballot.calls for ballot in self.ballots])
 
     @property
     def seconds(self) -> float:
         """Time of the slowest rank."""
         return max(ballot.seconds for ballot in self.ballots)
+
+
+def _odd(values: list[int | None]) -> int | None:
+    often = Counter(values)
+    if len(often) == 1:
+        return None
+    return max(range(len(values)), key=lambda rank: (-often[values[rank]], rank))
 
 
 _FROM_RANK_0: msgspec.msgpack.Decoder[Report | Verdict] = msgspec.msgpack.Decoder(Report | Verdict)

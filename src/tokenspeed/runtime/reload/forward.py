@@ -13,7 +13,7 @@ import torch
 
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.errors import culprit, is_victim
-from tokenspeed.runtime.distributed.vote import Ballot, Vote
+from tokenspeed.runtime.distributed.vote import Ballot, Verdict, Vote
 from tokenspeed.runtime.distributed.world import World
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
@@ -26,6 +26,15 @@ from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
 from tokenspeed_kernel.progress import PROGRESS
 from tokenspeed_reload import NeedsRestart, Reloader, ReloadError, Report, Sources, Transaction, UnknownModules
+
+OTHER_COLLECTIVES = (
+    "captured other collectives than the other ranks; every rank must call the same ones in the same order"
+)
+OTHER_RESULTS = (
+    "computes other logits or samples other ids than the other ranks, and these must be equal in every bit; look for "
+    "what differs by rank, time or hash order in the edit"
+)
+NOWHERE: Fault = {"file": None, "line": None, "text": None, "trace": []}
 
 Result = TypeVar("Result")
 ANOTHER_ORDER = "It wants another layout of the KV cache than there is; the attention that ran before runs on."
@@ -43,19 +52,16 @@ class PhaseFailed(Exception):
         self.fault = {name: value for name, value in fault.items() if name != "phase"}
 
     @classmethod
-    def by(cls, ballot: Ballot, phase: str) -> PhaseFailed:
-        """As a ballot tells it: of the rank that is to blame, where that is another one."""
-        assert ballot.error is not None
-        return cls(phase, ballot.rank if ballot.culprit is None else ballot.culprit, ballot.error)
-
-    @classmethod
-    def differs(cls, rank: int, phase: str) -> PhaseFailed:
-        """For a rank that has computed or sampled what the others have not."""
-        error = (
-            f"rank {rank} computes other logits or samples other ids than the other ranks, and these have to be equal "
-            "in every bit; look for what differs by rank, time or hash order in the edit"
-        )
-        return cls(phase, rank, {"error": error, "file": None, "line": None, "text": None, "trace": []})
+    def of(cls, verdict: Verdict, phase: str) -> PhaseFailed | None:
+        """What a verdict says of `phase`; None when all ranks came through it alike."""
+        failed = verdict.failed
+        if failed is not None and failed.error is not None:
+            # Of the rank that is to blame, where that is another one.
+            return cls(phase, failed.rank if failed.culprit is None else failed.culprit, failed.error)
+        for rank, how in ((verdict.out_of_step, OTHER_COLLECTIVES), (verdict.odd, OTHER_RESULTS)):
+            if rank is not None:
+                return cls(phase, rank, {**NOWHERE, "error": f"rank {rank} {how}"})
+        return None
 
 
 class ForwardReload:
@@ -176,7 +182,9 @@ class _Attempt:
         self._own_files |= self._edited_files.keys()
         self._phase("patch", "patching", lambda: self._patch(sources), is_trial=True)
         self._phase("warm", "warming", self._warm, is_trial=True)
-        return self._phase("graphs", "graphs", self._capture, is_trial=True)
+        # A recorder runs what it records, a GPU does not.
+        runs = self.reload.world.device.type != "cuda"
+        return self._phase("graphs", "graphs", self._capture, is_trial=True, runs=runs)
 
     def undo(self) -> None:
         """Take back what this rank patched, and drop the connections that the edited code has used."""
@@ -236,11 +244,14 @@ class _Attempt:
 
         return progress
 
-    def _phase(self, phase: str, state: str, work: Callable[[], Result], *, is_trial: bool = False) -> Result:
+    def _phase(
+        self, phase: str, state: str, work: Callable[[], Result], *, is_trial: bool = False, runs: bool = True
+    ) -> Result:
         """Do `work` on this rank, then hear how all ranks fared.
 
         Args:
-            is_trial: the work runs edited code, whose collectives go over the spare communicator.
+            is_trial: the work calls edited code, whose collectives go over the spare communicator.
+            runs: False where it only captures them.
         """
         self.reload.status(state, self.call, "")
         PROGRESS.step(state)
@@ -250,7 +261,7 @@ class _Attempt:
         ballot = Ballot(rank=rank)
         result: Result | None = None
         try:
-            with group.trial(phase, vote) if is_trial else nullcontext() as calls:
+            with group.trial(phase, vote, runs=runs) if is_trial else nullcontext() as calls:
                 result = work()
         # Edited code may raise anything, SystemExit and KeyboardInterrupt included: none may end the server.
         except BaseException as error:
@@ -262,14 +273,14 @@ class _Attempt:
                 ballot = Ballot(
                     rank=rank,
                     collectives=len(calls.made),
+                    calls=calls.checksum,
                     like_before=calls.like_before,
                     checksum=self._checksum,
                 )
         verdict = vote.cast(msgspec.structs.replace(ballot, seconds=time.perf_counter() - started))
         self.seconds[phase] = verdict.seconds
-        if verdict.failed is not None:
+        failure = PhaseFailed.of(verdict, phase)
+        if failure is not None:
             del result  # the traceback would keep graphs that hold the communicator
-            raise PhaseFailed.by(verdict.failed, phase)
-        if verdict.odd is not None:
-            raise PhaseFailed.differs(verdict.odd, phase)
+            raise failure
         return result  # type: ignore[return-value]

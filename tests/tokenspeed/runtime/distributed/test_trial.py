@@ -200,6 +200,22 @@ def test_unlike_collectives_are_noticed_before_they_run(ranks: list[Rank], wrong
     serve_and_reload(ranks)
 
 
+def test_calls_that_are_only_captured_are_compared_at_the_end(ranks: list[Rank]) -> None:
+    """Nobody waits for a captured collective, so each rank goes its way; a graph of unlike ones would block later."""
+
+    def capture(rank: Rank) -> Verdict:
+        vote = Vote(rank.channel)
+        with rank.group.trial("graphs", vote, runs=False) as agreement:
+            assert agreement is not None
+            for call in ("all_reduce float32 [4]", "all_gather float32 [1, 2]")[: 1 + (rank.channel.rank != 1)]:
+                agreement.agree(call)
+        return vote.cast(Ballot(rank=rank.channel.rank, calls=agreement.checksum))
+
+    for verdict in on_every_rank(ranks, capture):
+        assert isinstance(verdict, Verdict)
+        assert (verdict.failed, verdict.out_of_step, verdict.odd) == (None, 1, None)
+
+
 def test_an_edit_of_all_ranks_may_call_what_it_likes(ranks: list[Rank]) -> None:
     remember_as_served(ranks)
     for verdict in on_every_rank(ranks, lambda rank: phase(rank, other_order)):
