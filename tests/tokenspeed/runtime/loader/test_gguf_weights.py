@@ -48,7 +48,14 @@ def test_a_part_is_that_of_the_whole(write_gguf: WriteGGUF, llama_tensors: Calla
     for name, weight in stored_weights(source, CPU):
         assert tuple(weight.shape) == tuple(whole[name].shape)
         for dim, size in enumerate(weight.shape):
-            for start, length in ((0, size), (0, size // 2), (size // 2, size // 2), (size // 4, 3), (size - 1, 1)):
+            for start, length in (
+                (0, size),
+                (0, size // 2),
+                (size // 2, size // 2),
+                (size // 4, 3),
+                (size - 1, 1),
+                (size, 0),
+            ):
                 got = weight.narrow(dim, start, length)
                 assert torch.equal(got, whole[name].narrow(dim, start, length)), (name, dim, start, length)
 
