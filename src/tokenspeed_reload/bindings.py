@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -86,9 +87,9 @@ def _is_container_statement(module: ModuleInputs, name: str) -> bool:
     """True when both versions build the container right here, so that no one else owns it."""
     for definitions in (module.old, module.new):
         made = [s for s in definitions.statements if name in s.reads.binds]
-        if not made or not all(s.is_container for s in made if s.kind == "value"):
+        if not made or not made[0].is_container:
             return False
-        if any(s.kind != "value" for s in made):
+        if not all(s.is_container or isinstance(s.node, ast.AugAssign) for s in made):
             return False
     return True
 

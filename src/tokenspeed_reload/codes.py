@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from inspect import CO_OPTIMIZED
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -57,10 +58,11 @@ class CodeMap:
         return code in self._follows
 
     def _pair(self, old: CodeType, new: CodeType) -> None:
-        groups: defaultdict[str, tuple[list[CodeType], list[CodeType]]] = defaultdict(lambda: ([], []))
+        groups: defaultdict[tuple[str, bool], tuple[list[CodeType], list[CodeType]]] = defaultdict(lambda: ([], []))
         for side, parent in enumerate((old, new)):
             for code in nested(parent):
-                groups[code.co_name][side].append(code)
+                is_function = bool(code.co_flags & CO_OPTIMIZED)  # unlike the body of a class of that name
+                groups[code.co_name, is_function][side].append(code)
         for olds, news in groups.values():
             if len(olds) == len(news):
                 self._certain.update(news)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from tokenspeed_reload.names import Reads, dotted, reads_of, shape_of
 from tokenspeed_reload.records import SourceText, lines_of
+from tokenspeed_reload.scopes import own_nodes
 
 StatementKind = Literal["import", "function", "class", "value", "future", "other"]
 
@@ -66,12 +67,25 @@ class Statement:
     @cached_property
     def first_line(self) -> int:
         """The line on which it starts, decorators included."""
-        return _first_line(self.node)
+        return first_line(self.node)
 
     @property
     def value(self) -> ast.expr | None:
         """The expression that a plain assignment assigns, or None."""
         return self.node.value if isinstance(self.node, ast.Assign | ast.AnnAssign) else None
+
+    @property
+    def has_definitions(self) -> bool:
+        """True when it defines a function or class, at any depth."""
+        return any(isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for n in ast.walk(self.node))
+
+    @cached_property
+    def plain(self) -> str | None:
+        """The syntax of a value's statement without its annotation; None for other statements."""
+        match self.node:
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                return f"{name} = {shape_of(self.value) if self.value is not None else ''}"
+        return None
 
     @property
     def is_text(self) -> bool:
@@ -89,7 +103,7 @@ class Statement:
         value = self.value
         if isinstance(value, ast.Call):
             name = dotted(value.func)
-            return name is not None and name.rpartition(".")[2] in _EMPTY_CALLS
+            return name is not None and name.rpartition(".")[2] in _EMPTY_CALLS | {"sorted"}
         return isinstance(value, _DISPLAYS)
 
     def __repr__(self) -> str:
@@ -117,6 +131,34 @@ class Definitions:
     def reset(self) -> set[str]:
         """The names listed in `__reload_reset__`."""
         return self._listed("__reload_reset__")
+
+    @cached_property
+    def futures(self) -> set[str]:
+        """The features that its future statements turn on."""
+        return {
+            a.name
+            for s in self.statements
+            if isinstance(s.node, ast.ImportFrom) and s.kind == "future"
+            for a in s.node.names
+        }
+
+    @cached_property
+    def annotated(self) -> set[str]:
+        """The names that the module's top level annotates."""
+        nodes = own_nodes([s.node for s in self.statements])
+        return {n.target.id for n in nodes if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+
+    @cached_property
+    def starred(self) -> set[str] | None:
+        """The names that a star import of the module takes; None where `__all__` is not a plain list of them."""
+        made = [s for s in self.statements if "__all__" in s.reads.binds | s.reads.mutates]
+        if not made:
+            return {name for name in self.binds if not name.startswith("_")}
+        value = made[0].value
+        if len(made) > 1 or not isinstance(value, ast.List | ast.Tuple):
+            return None
+        is_plain = all(isinstance(item, ast.Constant) for item in value.elts)
+        return self._listed("__all__") if is_plain else None
 
     @property
     def has_docstring(self) -> bool:
@@ -189,13 +231,14 @@ def _without(statements: list[Statement], counts: Counter[str], key: Callable[[S
     return rest
 
 
-def _first_line(node: ast.stmt) -> int:
+def first_line(node: ast.stmt) -> int:
+    """The line on which a statement starts, decorators included."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _segment(lines: list[str], node: ast.stmt) -> str:
-    first = _first_line(node)
+    first = first_line(node)
     last = node.end_lineno or node.lineno
     text = "".join(lines[first - 1 : last])
     # Statements that share a line are told apart by their columns.

@@ -23,6 +23,8 @@ def execute(module: ModuleInputs, namespace: dict[str, Any]) -> None:
     early = {name: namespace.pop(name) for name in _read_before_bound(module) if name in namespace}
     if module.old.has_docstring and not module.new.has_docstring:
         namespace["__doc__"] = None
+    for name in module.unannotated:
+        namespace.get("__annotations__", {}).pop(name, None)
     body = _body(module)
     if body:
         tree = ast.Module(body=body, type_ignores=[])
@@ -39,9 +41,10 @@ def _body(module: ModuleInputs) -> list[ast.stmt]:
     therefore compiled too, in a block that never runs: code is then equal to that of the whole module.
     """
     due = [s for s in module.statements() if s.kind != "future" and not s.is_text]
+    annotated = [s for s in module.new.statements if id(s) in module.annotated - module.run]
     docstring = module.new.statements[:1] if module.new.has_docstring else []
     before = module.old.statements[:1] if module.old.has_docstring else []
-    if not due and [s.shape for s in docstring] == [s.shape for s in before]:
+    if not due and not annotated and [s.shape for s in docstring] == [s.shape for s in before]:
         return []
     running = {id(s) for s in (*docstring, *due)}
     futures = [s.node for s in module.new.statements if s.kind == "future"]
@@ -50,7 +53,16 @@ def _body(module: ModuleInputs) -> list[ast.stmt]:
         for s in module.new.statements
         if s.kind != "future" and id(s) not in running and (s.kind == "import" or _imports(s.node))
     ]
-    return [*(s.node for s in docstring), *futures, *never(rest), *(s.node for s in due)]
+    last = {id(s): s.node for s in due} | {id(s): _annotation(s.node) for s in annotated}
+    body = [last[id(s)] for s in module.new.statements if id(s) in last]
+    return [*(s.node for s in docstring), *futures, *never(rest), *body]
+
+
+def _annotation(node: ast.stmt) -> ast.stmt:
+    """The annotation of a value without its assignment; nothing where there is none."""
+    if not isinstance(node, ast.AnnAssign):
+        return ast.copy_location(ast.Pass(), node)
+    return ast.copy_location(ast.AnnAssign(node.target, node.annotation, None, node.simple), node)
 
 
 def _imports(node: ast.stmt) -> bool:

@@ -83,6 +83,11 @@ def update_functions(survey: Survey, merge: Merge) -> None:
             clear_cache(value, merge)
 
 
+def is_nested(function: FunctionType) -> bool:
+    """True for a function that another one made, and that is not the member of a class."""
+    return function.__code__.co_qualname.rpartition(".")[0].endswith("<locals>")
+
+
 _FILE_OF = attrgetter("__code__.co_filename")
 
 
@@ -103,7 +108,7 @@ def _update(function: FunctionType, merge: Merge) -> None:
     if is_redirection(function) or id(function) in merge.pinned:
         return
     where = f"{function.__module__}.{function.__qualname__}"
-    if after is None and merge.is_replaced(code) and code.co_qualname.rpartition(".")[0].endswith("<locals>"):
+    if after is None and merge.is_replaced(code) and is_nested(function):
         if not any(entry.old is function for entry in merge.replaced):
             merge.replace(where, function, REMOVED)
         return

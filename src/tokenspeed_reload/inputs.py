@@ -228,6 +228,7 @@ class Inputs:
             provider = self.modules.get(resolve(level, name, module.package))
             if provider is not None:
                 names |= {n for n in provider.dirty if not n.startswith("_") or n in module.namespace}
+                names |= provider.star_changes
         return names - module.new.binds
 
     def _choose(self, module: ModuleInputs) -> None:

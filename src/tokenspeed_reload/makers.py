@@ -91,13 +91,6 @@ def class_statement(name: str, body: list[ast.stmt], like: ast.ClassDef | None =
     return ast.copy_location(node, like) if like is not None else node
 
 
-def parameters_of(node: FunctionNode) -> list[str]:
-    """The names of all parameters, in the order of the signature."""
-    arguments = node.args
-    every = [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]
-    return [a.arg for a in every if a is not None]
-
-
 def defaults_of(node: FunctionNode) -> dict[str, ast.expr]:
     """The default of each parameter that has one."""
     arguments = node.args

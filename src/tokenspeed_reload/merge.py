@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from tokenspeed_reload.codes import CodeMap, is_redirection, redirect
+from tokenspeed_reload.comparison import Comparison
 from tokenspeed_reload.definitions import Definitions
 from tokenspeed_reload.inputs import Inputs
-from tokenspeed_reload.lookups import root
 from tokenspeed_reload.moduleinputs import ModuleInputs
-from tokenspeed_reload.names import reads_of, shape_of
 from tokenspeed_reload.records import ModuleRecord
 from tokenspeed_reload.report import Effect, NeedsRestart
-from tokenspeed_reload.scopes import own_nodes
 from tokenspeed_reload.undo import FunctionState, UndoLog, cell_value
 from tokenspeed_reload.values import is_a, same_value
 
@@ -103,7 +100,7 @@ class Merge:
         effects: what the modules did outside of what an undo covers.
         libraries: those of the adapters that keep an eye on a library.
         rebound: the places whose binding changed, as (id of the namespace, name).
-        makers_ran: the functions around definitions that ran again did so too, and may have given other values.
+        comparison: what the sources tell of definitions.
     """
 
     log: UndoLog
@@ -128,13 +125,13 @@ class Merge:
     superseded: list[tuple[Any, Any]] = field(default_factory=list)
     rebound: set[tuple[int, str]] = field(default_factory=set)
     bindings: int = 0
-    makers_ran: bool = True
     pinned: dict[int, FunctionType] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     libraries: list[LibraryAdapter] = field(init=False)
-    _member_edits: dict[tuple[str, str, bool], set[str]] = field(init=False, default_factory=dict)
+    comparison: Comparison = field(init=False)
 
     def __post_init__(self) -> None:
+        self.comparison = Comparison(self.inputs, self.padding, self.recorded)
         self.libraries = [adapter for adapter in self.adapters if isinstance(adapter, LibraryAdapter)]
 
     def merge(self, live: Any, new: Any, where: str) -> Any:
@@ -177,7 +174,7 @@ class Merge:
         """Note that `held` was updated but for what `definition` names."""
         known = any(entry.definition == definition and entry.old is held for entry in self.replaced)
         if not known:
-            self.replaced.append(Replaced(definition, held, why, is_part=True))
+            self.replaced.append(Replaced(definition, held, why, is_held=True, is_part=True))
 
     def restart(self, what: str, why: str) -> None:
         """Note an edit whose effect comes with a restart only."""
@@ -272,136 +269,3 @@ class Merge:
         """The module of this reload in which a function or class was defined."""
         name = value.__globals__.get("__name__") if is_a(value, FunctionType) else value.__module__
         return self.inputs.modules.get(name or "")
-
-    def decorators_changed(self, function: FunctionType) -> bool:
-        """True when the decorators in the source of a function are no longer those that were applied to it."""
-        module = self.module_of(function)
-        versions = (module.old, module.new) if module is not None else ()
-        found = [find_definition(version, function.__qualname__) for version in versions]
-        lists = [[shape_of(d) for d in node.decorator_list] for node in found if isinstance(node, _FUNCTIONS)]
-        return len(lists) == 2 and lists[0] != lists[1]
-
-    def keeps_defaults(self, function: FunctionType) -> bool:
-        """True when the defaults in the function's signature and what they read did not change."""
-        module = self.module_of(function)
-        if module is None:
-            return False
-        old, new = (find_definition(d, function.__qualname__) for d in (module.old, module.new))
-        if not isinstance(old, _FUNCTIONS) or not isinstance(new, _FUNCTIONS):
-            return False
-        if [shape_of(d) for d in _defaults(old)] != [shape_of(d) for d in _defaults(new)]:
-            return False
-        reads = {root(read) for d in _defaults(new) for read in reads_of(ast.Expr(d)).now}
-        if reads & self._local_names(module, function.__qualname__):
-            return False
-        return not any(self._dirty(module, ast.Expr(d)) for d in _defaults(new))
-
-    def _local_names(self, module: ModuleInputs, qualname: str) -> set[str]:
-        """Names around a function which may have other values now: of edited members, and of functions around it."""
-        outer = qualname.rpartition(".")[0]
-        members = set() if outer.endswith("<locals>") else self._edited_members(module, outer)
-        return members | (_factory_names(module.new, qualname) if self.makers_ran else set())
-
-    def unchanged_members(self, cls: type) -> set[str]:
-        """The members of a class that its body defines as before, from unchanged inputs."""
-        module = self.module_of(cls)
-        node = find_definition(module.new, cls.__qualname__) if module is not None else None
-        if module is None or not isinstance(node, ast.ClassDef):
-            return set()
-        return _members(node).keys() - self._edited_members(module, cls.__qualname__)
-
-    def _edited_members(self, module: ModuleInputs, qualname: str) -> set[str]:
-        """The names that a class body no longer binds, binds otherwise, or from other members that changed."""
-        key = (module.name, qualname, self.makers_ran)
-        known = self._member_edits.get(key)
-        if known is not None:
-            return known
-        old, new = (find_definition(version, qualname) for version in (module.old, module.new))
-        after = _members(new, mutated=True) if isinstance(new, ast.ClassDef) else {}
-        before = _members(old, mutated=True) if isinstance(old, ast.ClassDef) else {}
-        shapes = {name: [shape_of(node) for node in nodes] for name, nodes in before.items()}
-        edited = before.keys() - after.keys()
-        edited |= {name for name, nodes in after.items() if [shape_of(n) for n in nodes] != shapes.get(name)}
-        edited |= {name for name, nodes in after.items() if any(self._dirty(module, node) for node in nodes)}
-        reads = {name: {root(r) for node in nodes for r in reads_of(node).now} for name, nodes in after.items()}
-        around = _factory_names(module.new, qualname) if self.makers_ran else set()
-        grown = True
-        while grown:
-            more = {name for name in reads.keys() - edited if reads[name] & (edited | around)}
-            edited |= more
-            grown = bool(more)
-        self._member_edits[key] = edited
-        return edited
-
-    def member_functions(self, cls: type) -> set[str]:
-        """The members of a class that its body defines by one function statement, before and after."""
-        module = self.module_of(cls)
-        if module is None:
-            return set()
-        old, new = (find_definition(d, cls.__qualname__) for d in (module.old, module.new))
-        if not isinstance(old, ast.ClassDef) or not isinstance(new, ast.ClassDef):
-            return set()
-        names = [
-            {name for name, nodes in _members(node).items() if len(nodes) == 1 and isinstance(nodes[0], _FUNCTIONS)}
-            for node in (old, new)
-        ]
-        return names[0] & names[1]
-
-    def defined_members(self, cls: type) -> set[str]:
-        """The members that the old class body and the statements after it defined."""
-        module = self.module_of(cls)
-        old = find_definition(module.old, cls.__qualname__) if module else None
-        own = set(_members(old)) if isinstance(old, ast.ClassDef) else set()
-        return own | self.members_at_load(cls)
-
-    def members_at_load(self, value: Any) -> frozenset[str]:
-        """The attributes that a class or function had when its module had run."""
-        record = self.recorded.get(value.__module__)
-        return record.members.get(value.__qualname__, frozenset()) if record is not None else frozenset()
-
-    def _dirty(self, module: ModuleInputs, node: ast.stmt) -> bool:
-        return self.inputs.is_any_dirty(module, reads_of(node))
-
-
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def _defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
-    return [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]
-
-
-def find_definition(definitions: Definitions, qualname: str) -> ast.AST | None:
-    """The last definition with this qualified name."""
-    scope: Sequence[ast.AST] = [s.node for s in definitions.statements]
-    found: ast.AST | None = None
-    for part in qualname.split("."):
-        if part == "<locals>":
-            continue
-        named = [n for n in own_nodes(scope) if isinstance(n, (*_FUNCTIONS, ast.ClassDef)) and n.name == part]
-        if not named:
-            return None
-        found = max(named, key=lambda node: node.lineno)
-        scope = found.body
-    return found
-
-
-def _factory_names(definitions: Definitions, qualname: str) -> set[str]:
-    """The names that the functions around a definition bind."""
-    factory = find_definition(definitions, qualname.rpartition(".<locals>")[0])
-    names: set[str] = set()
-    for node in ast.walk(factory) if factory is not None else ():
-        if isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names
-
-
-def _members(node: ast.ClassDef, *, mutated: bool = False) -> dict[str, list[ast.stmt]]:
-    """The statements that bind each member; with `mutated` those that change what it holds, too."""
-    members: dict[str, list[ast.stmt]] = {}
-    for statement in node.body:
-        reads = reads_of(statement)
-        for name in reads.binds | reads.mutates if mutated else reads.binds:
-            members.setdefault(name, []).append(statement)
-    return members

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenspeed_reload.definitions import Definitions, Statement, difference
+from tokenspeed_reload.definitions import Definitions, Difference, Statement, difference
 from tokenspeed_reload.dependencies import ImportEdge, import_edges, package_of, resolve
 
 
@@ -31,6 +32,8 @@ class ModuleInputs:
         again: new statements that bind what another statement, which is gone or moved, bound after them.
         late: names that the module itself puts into its namespace when it is asked for them.
         aliases: statements that only give a name to a module, by identity of the statement.
+        annotated: statements of which the annotation alone is evaluated, by identity of the statement.
+        unannotated: names that the new version no longer annotates.
         is_doubtful: it takes part only if it turns out to read something that changed, by a name in a text.
     """
 
@@ -54,6 +57,8 @@ class ModuleInputs:
     again: set[int] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
     aliases: set[int] = field(default_factory=set)
+    annotated: set[int] = field(default_factory=set)
+    unannotated: set[str] = field(default_factory=set)
     is_doubtful: bool = False
 
     @property
@@ -73,6 +78,10 @@ class ModuleInputs:
     def prepare(self) -> None:
         """Compare the two versions and mark what changed by itself."""
         changes = difference(self.old, self.new)
+        self._compare_annotations(changes)
+        if self.has_other_futures:
+            changes.added += [s for s in self.new.statements if s.has_definitions and s not in changes.added]
+            changes.removed += [s for s in self.old.statements if s.has_definitions and s not in changes.removed]
         self.added = {id(s) for s in changes.added}
         self.dropped = changes.removed
         nodes = [s.node for s in self.new.statements]
@@ -103,7 +112,9 @@ class ModuleInputs:
         names = {
             name
             for name, statement in last_new.items()
-            if name in last_old and statement.shape != last_old[name].shape and id(statement) not in self.added
+            if name in last_old
+            and statement.shape != last_old[name].shape
+            and id(statement) not in self.added | self.annotated
         }
         self.dirty |= names
         self.again = {id(s) for s in self.new.statements if s.reads.binds & names}
@@ -113,6 +124,34 @@ class ModuleInputs:
             if statement.reads.stars or statement.reads.is_dynamic:
                 self.again.add(id(statement))
                 self.dirty |= self.unseen if statement.reads.is_dynamic else set()
+
+    @property
+    def has_other_futures(self) -> bool:
+        """True when the future statements changed, and with them what every definition means."""
+        return self.old.futures != self.new.futures
+
+    @property
+    def star_changes(self) -> set[str]:
+        """The names that a star import takes before the reload or after it, but not both."""
+        if "__all__" not in self.dirty:
+            return set()
+        before, after = self.old.starred, self.new.starred
+        return before ^ after if before is not None and after is not None else self.old.binds | self.new.binds
+
+    def _compare_annotations(self, changes: Difference) -> None:
+        """Take out of the changes the values of which only the annotation changed: they stay as they are."""
+        self.unannotated = self.old.annotated - self.new.annotated
+        before = {s.plain: s for s in changes.removed if s.plain is not None}
+        for statement in list(changes.added):
+            known = before.pop(statement.plain, None) if statement.plain is not None else None
+            if known is not None:
+                changes.added.remove(statement)
+                changes.removed.remove(known)
+                self.annotated.add(id(statement))
+        if self.has_other_futures:
+            self.annotated |= {id(s) for s in self.new.statements if isinstance(s.node, ast.AnnAssign)}
+        if self.annotated or self.unannotated:
+            self.dirty.add("__annotations__")
 
     def reset(self) -> None:
         """Mark what is built anew whenever the module takes part."""

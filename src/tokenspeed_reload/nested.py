@@ -146,7 +146,8 @@ class NestedVersions:
     def is_due(self) -> bool:
         """True when some definition changed in more than the code of functions."""
         outlines = [Counter((n.qualname, outline(n.node)) for n in version) for version in (self.old, self.new)]
-        changed = bool(outlines[0] - outlines[1]) or any(self.reads_dirty(n) for n in self.new)
+        changed = self.module.has_other_futures and bool(self.old)
+        changed = changed or bool(outlines[0] - outlines[1]) or any(self.reads_dirty(n) for n in self.new)
         return changed or bool(self._calls[0] - self._calls[1]) or bool(self._makes_other)
 
     def is_called_for(self, cls: type) -> bool:
@@ -159,6 +160,11 @@ class NestedVersions:
         own = local_names(function)
         reads = reads_of(ast.Expr(call)).now
         return any(root(r) not in own and self._inputs.is_dirty(self.module, r) for r in reads)
+
+    def is_same(self, old: Nested, new: Nested) -> bool:
+        """True when what runs where a definition stands is as before, and gives the same."""
+        is_same = outline(old.node) == outline(new.node) and not self.module.has_other_futures
+        return is_same and not self.reads_dirty(new)
 
     def reads_dirty(self, nested: Nested) -> bool:
         """True when what runs where it is defined reads something else than before."""

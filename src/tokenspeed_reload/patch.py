@@ -330,11 +330,19 @@ class Patch:
         if not remake.is_due:
             return
         with self._timed("scan"):
-            made = heap.Made(self._merge.codes.keys(), {*self._inputs.modules, "types"})
+            made = self._made()
+            if not remake.names(made):
+                return
+            del made
+            gc.collect()  # classes are part of cycles: what is left then is held by something
+            made = self._made()
         remake.run(made)
         del made
         self._substitution.in_holders([*self._merge.young.values(), *self._merge.touched.values()])
         self._supersede({})
+
+    def _made(self) -> heap.Made:
+        return heap.Made(self._merge.codes.keys(), {*self._inputs.modules, "types"})
 
     def _detach(self) -> None:
         """Take classes that are gone, and that only the undo log holds, out of the subclasses of their bases."""

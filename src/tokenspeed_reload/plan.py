@@ -10,11 +10,13 @@ from typing import Any
 
 from tokenspeed_reload.adapters.classes import LAYOUT, METACLASS, NEW_CLASS, SLOTS
 from tokenspeed_reload.codes import CodeMap, fit
+from tokenspeed_reload.comparison import find_definition
 from tokenspeed_reload.definitions import Definitions
-from tokenspeed_reload.heap import Survey, thawed
-from tokenspeed_reload.merge import NEW_CELLS, Merge, Replaced, find_definition
+from tokenspeed_reload.heap import Made, Survey, is_nested, thawed
+from tokenspeed_reload.merge import NEW_CELLS, REMOVED, Merge, Replaced
 from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.names import shape_of
+from tokenspeed_reload.remake import Remake
 from tokenspeed_reload.report import NeedsRestart, Plan
 from tokenspeed_reload.running import kinds, other_threads, own_frames, suspended
 from tokenspeed_reload.runonce import RunOnce
@@ -39,8 +41,8 @@ class Planner:
         self._modules = merge.inputs.modules
         self._once = once
         self._replaced: list[Replaced] = []
-        for name, code in new_codes.items():
-            merge.codes[self._modules[name].old.source.path] = CodeMap(old_codes[name], code)
+        for name, code in old_codes.items():
+            merge.codes[self._modules[name].old.source.path] = CodeMap(code, new_codes.get(name, code))
 
     def fill(self, plan: Plan) -> None:
         """Complete `plan`, whose modules are known."""
@@ -53,6 +55,9 @@ class Planner:
             self._removed(module)
             self._values(module)
         with thawed():
+            remake = Remake(self._merge)
+            if remake.is_due:
+                plan.patched += remake.names(Made(self._merge.codes.keys(), self._modules))
             survey = Survey(self._merge.codes.keys(), kinds())
             self._functions(survey.functions, plan)
             is_old = self._merge.is_replaced
@@ -70,6 +75,8 @@ class Planner:
             where = f"{function.__module__}.{function.__qualname__}"
             after = self._merge.follower(function.__code__)
             if after is None:
+                if is_nested(function):
+                    self._replaced.append(Replaced(where, function, REMOVED))
                 continue
             definitions = self._merge.definitions_for(after)
             if fit(after, function, definitions) is not None:
@@ -110,7 +117,7 @@ class Planner:
         for name in sorted(module.removed):
             value = module.namespace.get(name)
             if is_a(value, FunctionType | type) and value.__module__ == module.name:
-                self._replaced.append(Replaced(f"{module.name}.{name}", value, "it is removed"))
+                self._replaced.append(Replaced(f"{module.name}.{name}", value, REMOVED))
 
     def _values(self, module: ModuleInputs) -> None:
         for name in sorted(module.rebuilt):

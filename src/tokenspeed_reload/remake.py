@@ -11,24 +11,24 @@ import ast
 import gc
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CellType, CodeType, FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 from tokenspeed_reload.adapters.classes import ClassAdapter
-from tokenspeed_reload.codes import ANNOTATIONS, fit, is_redirection, redirect
+from tokenspeed_reload.codes import is_redirection
+from tokenspeed_reload.comparison import find_definition
 from tokenspeed_reload.errors import describe
 from tokenspeed_reload.heap import Made
-from tokenspeed_reload.makers import Cells, Maker, annotations_of, class_statement, defaults_of, parameters_of
-from tokenspeed_reload.merge import REMOVED, Merge, find_definition
+from tokenspeed_reload.makers import Cells, Maker, class_statement
+from tokenspeed_reload.merge import REMOVED, Merge
 from tokenspeed_reload.names import reads_of, shape_of
 from tokenspeed_reload.nested import Nested, NestedVersions, at_code, outer_reads, outline
-from tokenspeed_reload.undo import MISSING, FunctionState, cell_value
-from tokenspeed_reload.values import is_a, same_dict, same_value
+from tokenspeed_reload.signatures import UNKNOWN, Signature
+from tokenspeed_reload.undo import MISSING, cell_value
+from tokenspeed_reload.values import has_method, is_a
 
-UNKNOWN = "it needs values of the call that made it; a new call gives them"
-DECORATED = "its decorators changed; a new call of its maker applies them"
 CALLED = "a call that may have made it changed; a new call of its maker gives a new class"
 _DEPTH = 4
 
@@ -70,12 +70,13 @@ class Remake:
             for cell in function.__closure__ or ():
                 self._sharing[id(cell)].append(function)
         merge = self._merge
-        merge.makers_ran = False
+        merge.comparison.makers_ran = False
         try:
             classes = [cls for cls in made.classes if self._is_old(cls)]
             fresh = [(cls, *self._remade(cls)) for cls in classes if ".<locals>." in cls.__qualname__]
             for cls in classes:
-                self._called(cls)
+                for name in self._callers(cls):
+                    merge.part(f"{name}.{cls.__qualname__}", cls, CALLED)
             merge.young.update((id(o), o) for o in gc.get_objects(generation=0))
             for cls, new, is_whole in fresh:
                 if new is None:
@@ -89,10 +90,27 @@ class Remake:
             for function in made.functions:
                 self._function(function)
         finally:
-            merge.makers_ran = True
+            merge.comparison.makers_ran = True
             self._sharing.clear()
 
     # Classes
+    def names(self, made: Made) -> list[str]:
+        """What `run` would update, or report, as dotted names."""
+        classes = [cls for cls in made.classes if self._is_old(cls)]
+        found = {f"{c.__module__}.{c.__qualname__}" for c in classes if self._is_due_class(c) or any(self._callers(c))}
+        for function in made.functions:
+            if self._due_pair(function) is not None:
+                found.add(f"{function.__module__}.{function.__code__.co_qualname}")
+        return sorted(found)
+
+    def _is_due_class(self, cls: type) -> bool:
+        versions = self._due.get(cls.__module__)
+        if versions is None:
+            return False
+        olds, news = versions.named(cls.__qualname__)
+        changed = len(olds) != len(news) or not all(map(versions.is_same, olds, news))
+        return bool(olds) and not olds[0].is_member and changed
+
     def _is_old(self, cls: type) -> bool:
         """True for a class of the live modules that nothing updated yet."""
         if id(cls) in self._merge.young or id(cls) in self._merge.new_of:
@@ -100,13 +118,13 @@ class Remake:
         live = vars(sys.modules[cls.__module__])
         return all(f.__globals__ is live for f in vars(cls).values() if type(f) is FunctionType and _is_of(f, cls))
 
-    def _called(self, cls: type) -> None:
-        """Report a class that no statement defines, when a call that may have made it changed."""
+    def _callers(self, cls: type) -> Iterator[str]:
+        """The modules with an edited call that may have made `cls`, which no statement defines."""
         for name, versions in self._due.items():
             if cls.__module__ not in (name, "types"):  # the module that dataclasses gave its classes before 3.12
                 continue
             if versions.is_called_for(cls) and find_definition(versions.module.old, cls.__qualname__) is None:
-                self._merge.part(f"{name}.{cls.__qualname__}", cls, CALLED)
+                yield name
 
     def _remade(self, cls: type) -> tuple[Any, bool]:
         """A new class out of the new class statement, and whether it has all that the statement gives."""
@@ -126,7 +144,7 @@ class Remake:
                 self._merge.part(where, cls, "it cannot be told which of several definitions made it")
             return None, False
         old, new = olds[0], news[0]
-        if outline(old.node) == outline(new.node) and not versions.reads_dirty(new):
+        if versions.is_same(old, new):
             return None, False
         return self._run_class(cls, old, new, versions)
 
@@ -252,132 +270,27 @@ class Remake:
 
     # Functions
     def _function(self, function: FunctionType) -> None:
-        merge = self._merge
-        versions = self._paths.get(function.__code__.co_filename)
+        pair = self._due_pair(function)
+        if pair is not None:
+            versions = self._paths[function.__code__.co_filename]
+            Signature(function, *pair, versions, self._merge, self._all_cells(function)).update()
+
+    def _due_pair(self, function: FunctionType) -> tuple[Nested, Nested] | None:
+        """The definition of a function that nothing updated yet, before and after, if more than its code changed."""
+        merge, code = self._merge, function.__code__
+        versions = self._paths.get(code.co_filename)
         if versions is None or function.__globals__ is not vars(sys.modules[versions.module.name]):
-            return
+            return None
         if merge.runs_new_code(function) or is_redirection(function):
-            return
+            return None
         if id(function) in merge.new_of or id(function) in merge.pinned or id(function) in merge.young:
-            return
-        after = merge.follower(function.__code__)
-        old = at_code(versions.old, merge.padding.get(function.__code__, function.__code__))
+            return None
+        after = merge.follower(code)
+        old = at_code(versions.old, merge.padding.get(code, code))
         new = at_code(versions.new, after) if after is not None else None
-        if after is None or old is None or new is None or old.is_member:
-            return
-        if outline(old.node) == outline(new.node) and not versions.reads_dirty(new):
-            return
-        _Signature(function, old, new, versions, merge, self._all_cells(function)).update()
-
-
-class _Signature:
-    """The update of one function in all but its code."""
-
-    def __init__(
-        self, function: FunctionType, old: Nested, new: Nested, versions: NestedVersions, merge: Merge, cells: Cells
-    ) -> None:
-        self._function = function
-        self._old, self._new = old, new
-        self._versions = versions
-        self._merge = merge
-        self._cells = cells
-        self._where = f"{function.__module__}.{function.__code__.co_qualname}"
-        filled = {name for name, cell in cells.items() if cell_value(cell) is not MISSING}
-        self._known = {name for name in filled if old.is_bound_once(name)}
-
-    def update(self) -> None:
-        """Update what can be, and report the rest."""
-        function, merge = self._function, self._merge
-        assert not isinstance(self._old.node, ast.ClassDef) and not isinstance(self._new.node, ast.ClassDef)
-        if _decorators(self._old.node) != _decorators(self._new.node):
-            merge.part(self._where, function, DECORATED)
-        defaults = self._values(defaults_of(self._old.node), defaults_of(self._new.node), self._live_defaults())
-        missing = defaults_of(self._new.node).keys() - defaults.keys()
-        if missing:
-            merge.pinned[id(function)] = function
-            merge.part(self._where, function, UNKNOWN)
-            return
-        annotations = dict(function.__annotations__)
-        wanted = annotations_of(self._new.node)
-        if not self._merge.codes_of(self._versions.module).flags & ANNOTATIONS:
-            annotations = self._values(annotations_of(self._old.node), wanted, annotations)
-        else:
-            annotations = {name: ast.unparse(node) for name, node in wanted.items()}
-        self._write(defaults, annotations)
-
-    def _live_defaults(self) -> dict[str, Any]:
-        function, code = self._function, self._function.__code__
-        held = function.__defaults__ or ()
-        names = code.co_varnames[: code.co_argcount]
-        found = dict(zip(names[len(names) - len(held) :], held, strict=True)) if len(held) <= len(names) else {}
-        return found | (function.__kwdefaults__ or {})
-
-    def _values(self, before: dict[str, ast.expr], after: dict[str, ast.expr], live: dict[str, Any]) -> dict[str, Any]:
-        """The values of expressions: those of unchanged ones stay, others are computed where it can be done."""
-        found: dict[str, Any] = {}
-        for name, node in after.items():
-            same = name in before and shape_of(before[name]) == shape_of(node)
-            if same and name in live and not self._versions.is_dirty(node, self._new):
-                found[name] = live[name]
-                continue
-            value = self._compute(node)
-            if value is not MISSING:
-                found[name] = value
-            elif name in live:
-                found[name] = live[name]
-                self._merge.part(self._where, self._function, UNKNOWN)
-        return found
-
-    def _compute(self, node: ast.expr) -> Any:
-        imports = self._new.imports_of(outer_reads(node, self._new)[0] - self._known)
-        now, later = outer_reads(node, self._new)
-        if not now <= self._known | imports.keys() or not later <= self._cells.keys() | imports.keys():
-            return MISSING
-        maker = Maker(self._new, self._versions.module.new, self._merge.codes_of(self._versions.module))
-        try:
-            return maker.run(imports.values(), node, self._cells, self._function.__globals__)
-        except Exception as error:
-            self._merge.notes.append(f"a default or annotation of {self._where} failed: {describe(error)}")
-            return MISSING
-
-    def _write(self, defaults: dict[str, Any], annotations: dict[str, Any]) -> None:
-        function, merge = self._function, self._merge
-        assert not isinstance(self._new.node, ast.ClassDef)
-        after = merge.follower(function.__code__)
-        assert after is not None
-        code = fit(after, function, merge.definitions_for(after))
-        keywords = {a.arg for a in self._new.node.args.kwonlyargs}
-        positional = tuple(defaults[n] for n in parameters_of(self._new.node) if n in defaults.keys() - keywords)
-        wanted: dict[str, Any] = {
-            "__defaults__": positional or None,
-            "__kwdefaults__": {n: v for n, v in defaults.items() if n in keywords} or None,
-            "__annotations__": annotations,
-        }
-        if function.__doc__ == _text(function.__code__):
-            wanted["__doc__"] = _text(after)
-        if code is None and all(name in self._cells for name in after.co_freevars):
-            self._redirect(wanted)
-            return
-        for name, value in wanted.items():
-            held = getattr(function, name)
-            same = same_dict(held, value) if is_a(value, dict) or is_a(held, dict) else same_value(held, value)
-            if not same:
-                merge.log.once(FunctionState, function)
-                setattr(function, name, value)
-                merge.touch(function)
-
-    def _redirect(self, wanted: dict[str, Any]) -> None:
-        """Let the function call a new one, whose closure has the further values."""
-        function, merge = self._function, self._merge
-        after = merge.follower(function.__code__)
-        assert after is not None
-        closure = tuple(self._cells[name] for name in after.co_freevars)
-        target = FunctionType(after, function.__globals__, function.__name__, None, closure)
-        for name, value in (wanted | {"__qualname__": function.__qualname__}).items():
-            setattr(target, name, value)
-        merge.log.once(FunctionState, function)
-        redirect(function, target)
-        merge.touch(function)
+        if old is None or new is None or old.is_member or versions.is_same(old, new):
+            return None
+        return old, new
 
 
 _OF_THE_CLASS = frozenset({"__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "_abc_impl"})
@@ -397,7 +310,7 @@ def _functions_of(cls: type) -> list[FunctionType]:
             found.append(value)
             held = [cell_value(cell) for cell in value.__closure__ or ()]
             todo += [(inner, depth + 1) for inner in (*held, value.__dict__.get("__wrapped__"))]
-        elif hasattr(type(value), "__get__"):
+        elif has_method(value, "__get__"):
             todo += [(inner, depth + 1) for inner in gc.get_referents(value)]
     return found
 
@@ -418,13 +331,3 @@ def _header(node: ast.ClassDef) -> list[str]:
 def _fields(node: ast.ClassDef) -> list[str]:
     """The annotated members, out of which a decorator or a metaclass may make others."""
     return [shape_of(s) for s in node.body if isinstance(s, ast.AnnAssign)]
-
-
-def _decorators(node: ast.AST) -> list[str]:
-    return [shape_of(d) for d in getattr(node, "decorator_list", ())]
-
-
-def _text(code: CodeType) -> str | None:
-    """The docstring that a function of this code has."""
-    first = code.co_consts[0] if code.co_consts else None
-    return first if isinstance(first, str) else None

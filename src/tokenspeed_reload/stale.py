@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
@@ -17,6 +18,7 @@ from tokenspeed_reload.values import attributes_of, is_a
 
 _LEVELS = 3
 _HOLDERS = 8
+_SEARCHES = 8
 
 
 def find_stale(replaced: list[Replaced], hidden: Iterable[Any]) -> list[Stale]:
@@ -24,13 +26,22 @@ def find_stale(replaced: list[Replaced], hidden: Iterable[Any]) -> list[Stale]:
     if not replaced:
         return []
     search = _Search(replaced, hidden)
-    found = []
+    holders: dict[int, list[str]] = {}
+    searches: Counter[tuple[str, str]] = Counter()
+    found: dict[tuple[str, str], list[str]] = {}
     for entry in replaced:
-        held_by = search.holders(entry.old)
+        key = (entry.definition, entry.why)
+        if id(entry.old) not in holders:
+            searches[key] += 1
+            if searches[key] > _SEARCHES:  # each is a pass over all objects: who holds the first of them tells enough
+                entry.is_held = True
+                continue
+            holders[id(entry.old)] = search.holders(entry.old)
+        held_by = holders[id(entry.old)]
         entry.is_held = entry.is_held or bool(held_by)
         if entry.is_held:
-            found.append(Stale(entry.definition, entry.why, held_by))
-    return found
+            found.setdefault(key, []).extend(held_by)
+    return [Stale(*key, list(dict.fromkeys(held_by))[:_HOLDERS]) for key, held_by in found.items()]
 
 
 @dataclass(slots=True)
@@ -75,6 +86,7 @@ class _Search:
         referrers = gc.get_referrers(step.value)
         for holder in referrers:
             if id(holder) in seen or id(holder) in self._ignored or _is_part(holder, step.value):
+                is_kept = is_kept or _is_ours(holder)  # what is left of an earlier reload, too
                 continue
             seen.add(id(holder))
             name, path = self._describe(holder, step.value, step.path)
@@ -115,17 +127,19 @@ class _Search:
         return f"{_kind(holder)}{_attribute(holder, value)}{path}", ""
 
 
+def _is_ours(holder: Any) -> bool:
+    return type(holder).__module__.startswith("tokenspeed_reload.") and type(holder) is not _Step
+
+
 def _is_part(holder: Any, value: Any) -> bool:
     """True for holders that belong to the object itself, to this search, or to a cache of typing."""
     if type(holder) is CACHED_FUNCTION and holder.__wrapped__.__module__ == "typing":
         return True
-    if is_a(holder, FrameType) or type(holder).__module__.startswith("tokenspeed_reload."):
+    if is_a(holder, FrameType | _Step) or _is_ours(holder):
         return True
     if type(holder) is MethodType and holder.__self__ is value:
         kept = {id(item) for item in list(_state(value).values())}
         return any(id(above) in kept for above in gc.get_referrers(holder))
-    if type(holder) is tuple and len(holder) == 2 and holder[0] is value:
-        return True
     if is_a(value, type):
         own = (value.__mro__, *(vars(value).values()))
         return any(holder is part for part in own) or type(holder) is CellType

@@ -35,6 +35,8 @@ from tokenspeed_reload.undo import (
 )
 from tokenspeed_reload.values import attributes_of, is_a
 
+OLD_BASE = "a base of it was replaced by a class of another layout, from which it cannot derive in place"
+
 
 class Substitution:
     """Replaces discarded objects in whatever holds them.
@@ -162,8 +164,8 @@ class Substitution:
             self._log(ClassState, holder)
             try:
                 holder.__bases__ = tuple(self._resolve(base) for base in holder.__bases__)
-            except TypeError as error:
-                self._merge.notes.append(f"the bases of {holder.__qualname__} could not follow: {error}")
+            except TypeError:
+                self._merge.part(f"{holder.__module__}.{holder.__qualname__}", holder, OLD_BASE)
         for name, value in list(vars(holder).items()):
             if id(value) in self._live_of and name not in ("__dict__", "__weakref__"):
                 self._log(ClassState, holder)
@@ -212,6 +214,8 @@ class Substitution:
                 self._log(InstanceClass, holder)
                 set_class(holder, new)
             except TypeError:
+                if any(old is type(holder) for old, _ in self._merge.superseded):
+                    return  # the class is reported as stale
                 self._merge.notes.append(
                     f"an instance of {new.__qualname__} made by the new code could not be moved to the live class"
                 )

@@ -140,7 +140,7 @@ def fresh(sources: dict[str, str], seen: Callable[[str], Any] | None = None) -> 
     try:
         for name, text in sources.items():
             new = sys.modules[name] = types.ModuleType(name)
-            exec(compile(text, name, "exec"), new.__dict__)
+            exec(compile(text, name, "exec", dont_inherit=True), new.__dict__)
         return {name: (seen or look)(name) for name in sources}
     except Exception:
         return None

@@ -8,14 +8,16 @@ from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Literal
 
 from tokenspeed_reload.adapters.containers import CONTAINERS, refill
+from tokenspeed_reload.adapters.twins import twin_of
 from tokenspeed_reload.codes import TARGET, is_redirection, redirect
 from tokenspeed_reload.merge import REMOVED, Edit, Merge
 from tokenspeed_reload.undo import MISSING, ClassState, FunctionState
 from tokenspeed_reload.values import has_method, is_a, same_dict, same_value
 
 METACLASS = "the metaclass changed; it is fixed when a class is made"
-SLOTS = "the slots changed; the layout of a class is fixed when it is made"
-LAYOUT = "the bases changed to ones of another layout; it is fixed when a class is made"
+SLOTS = "the slots changed; a new class takes its place, and objects of the old one keep their layout"
+LAYOUT = "the layout of its bases changed; a new class takes its place, and objects of the old one keep theirs"
+OTHER_KIND = "it became another kind of object"
 NEW_CLASS = "its bases cannot be changed in place; a new class takes its place"
 
 _FIXED = frozenset(
@@ -41,26 +43,32 @@ class ClassAdapter:
         """Update `live`; what CPython fixes when a class is made is reported.
 
         A class that derives from object alone cannot get other bases. Then the new class takes its place:
-        instances and subclasses move to it, and whatever holds the old class holds the new one.
+        instances and subclasses move to it, and whatever holds the old class holds the new one. Where slots or
+        the layout of bases changed, instances cannot move: they keep the old class, whose methods follow.
         """
         if not self._bases(live, new, where, merge) and _same_layout(live, new):
-            self._redirect_methods(live, new, merge)
+            self._redirect_methods(live, new, where, merge)
             merge.superseded.append((live, new))
             merge.touch(live)
             merge.replace(where, live, NEW_CLASS)
             return new
-        merge.follow(live, new)
         if type(live) is not merge.resolve(type(new)):
             merge.restart(where, METACLASS)
         slots = [vars(cls).get("__slots__") for cls in (live, new)]
-        if not same_value(*(tuple(s) if is_a(s, list) else s for s in slots)):
-            merge.restart(where, SLOTS)
-        if not self._bases(live, new, where, merge):
-            merge.restart(where, LAYOUT)
+        has_slots = same_value(*(tuple(s) if is_a(s, list) else s for s in slots))
+        if not has_slots or not self._bases(live, new, where, merge):
+            why = LAYOUT if has_slots else SLOTS
+            merge.restart(where, why)
+            merge.replace(where, live, why)
+            self.merge_members(live, twin_of(new, live, merge), where, merge, skip=set())
+            merge.superseded.append((live, new))
+            merge.touch(live)
+            return new
+        merge.follow(live, new)
         self.merge_members(live, new, where, merge, skip=set())
         return live
 
-    def _redirect_methods(self, live: Any, new: Any, merge: Merge) -> None:
+    def _redirect_methods(self, live: Any, new: Any, where: str, merge: Merge) -> None:
         """Bound methods that are held go on to the functions of the new class."""
         for name, function in vars(live).items():
             target = vars(new).get(name)
@@ -68,6 +76,9 @@ class ClassAdapter:
                 merge.log.once(FunctionState, function)
                 redirect(function, target)
                 merge.touch(function)
+            elif merge.is_old_code(function):
+                merge.pinned[id(function)] = function
+                merge.replace(f"{where}.{name}", function, REMOVED if target is None else OTHER_KIND)
 
     def _bases(self, live: Any, new: Any, where: str, merge: Merge) -> bool:
         """Set the bases; False when CPython refuses."""
@@ -84,8 +95,8 @@ class ClassAdapter:
 
     def merge_members(self, live: Any, new: Any, where: str, merge: Merge, skip: set[str]) -> None:
         """Set, update and remove members so that `live` has those of `new`."""
-        unchanged = merge.unchanged_members(new)
-        functions = merge.member_functions(new)
+        unchanged = merge.comparison.unchanged_members(new)
+        functions = merge.comparison.member_functions(new)
         for name, value in list(vars(new).items()):
             if name in _FIXED or name in skip or is_a(value, GetSetDescriptorType | MemberDescriptorType):
                 continue
@@ -98,7 +109,7 @@ class ClassAdapter:
                 keep=name in unchanged,
                 is_definition=name in functions,
             )
-        defined = merge.defined_members(live)
+        defined = merge.comparison.defined_members(live)
         for name in list(vars(live)):
             gone = name not in vars(new) and name not in _FIXED and name not in skip
             if gone and (name in defined or _is_special(name)):
@@ -125,13 +136,13 @@ class ClassAdapter:
             resolved = {key: merge.resolve(item) for key, item in value.items()}
             stays = old if same_dict(old, resolved) else resolved
         else:
-            module = merge.module_of(live)
+            module = merge.comparison.module_of(live)
             follows = is_definition and module is not None and merge.is_own(old, module)
             stays = merge.merge_definition(old, value, where) if follows else merge.merge(old, value, where)
             if keep and stays is value and not same_value(old, value):
                 return  # set from outside; the class body did not change it
             if stays is value and merge.is_old_code(old) and id(old) not in merge.new_of and not is_redirection(old):
-                merge.replace(where, old, f"it became another kind of object: {type(value).__name__}")
+                merge.replace(where, old, f"{OTHER_KIND}: {type(value).__name__}")
         if is_a(stays, FunctionType) and is_redirection(stays):
             # The class calls the target at once; only those who hold the old function go the long way.
             stays = (stays.__kwdefaults__ or {})[TARGET]

@@ -63,7 +63,7 @@ class FunctionAdapter:
             n: getattr(new, n) for n in _NAMES if not same_value(getattr(live, n), getattr(new, n))
         }
         is_same = live.__code__.co_qualname == new.__code__.co_qualname  # and no wrapper around it
-        if not is_same or not merge.keeps_defaults(new) or is_redirection(live):
+        if not is_same or not merge.comparison.keeps_defaults(live, new) or is_redirection(live):
             if not same_value(live.__defaults__, new.__defaults__):
                 wanted["__defaults__"] = new.__defaults__
             if not same_dict(live.__kwdefaults__, new.__kwdefaults__):
@@ -83,7 +83,7 @@ class FunctionAdapter:
                 merge.log.once(FunctionState, live)
                 live.__dict__[name] = stays
                 merge.touch(live)
-        defined = merge.members_at_load(live) | {"__wrapped__", "__isabstractmethod__"}
+        defined = merge.comparison.members_at_load(live) | {"__wrapped__", "__isabstractmethod__"}
         for name in [n for n in live.__dict__ if n in defined and n not in new.__dict__]:
             merge.log.once(FunctionState, live)
             del live.__dict__[name]
@@ -105,14 +105,14 @@ class FunctionAdapter:
         merge.touch(target, counts=False)
 
 
-def copy_function(function: FunctionType) -> FunctionType:
-    """A second function object with the same code, cells, defaults and attributes."""
+def copy_function(function: FunctionType, closure: tuple[CellType, ...] | None = None) -> FunctionType:
+    """A second function object with the same code, defaults and attributes, and the same cells unless given."""
     copy = FunctionType(
         function.__code__,
         function.__globals__,
         function.__name__,
         function.__defaults__,
-        function.__closure__,
+        closure or function.__closure__,
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     for name in (*_NAMES, "__annotations__"):

@@ -110,7 +110,7 @@ class _Sweep:
         """Bring a kernel up to date whose function got other code, or the same in another place."""
         merge, function = self._merge, kernel.fn
         if id(function) in merge.patched and id(kernel) not in merge.patched:
-            if merge.decorators_changed(function):
+            if merge.comparison.decorators_changed(function):
                 where = f"{function.__module__}.{function.__qualname__}"
                 merge.replace(where, kernel, "Its decorators changed; only a new call of its maker applies them.")
             self._adoption.renew(kernel, function)
