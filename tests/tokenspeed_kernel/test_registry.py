@@ -159,6 +159,18 @@ def test_a_kernel_is_refused_below_its_capability_and_outside_its_traits() -> No
         assert choice.passed_over == (("norm.scale.new", reason),)
 
 
+def test_a_gpu_that_no_kernel_covers_is_one_sentence() -> None:
+    registry = Registry()
+    registry.register(kernel("new", "new", capability=(9, 0)))
+    request = Request("norm", "scale", torch.device("cuda"), torch.float32, (8, 9))
+    with pytest.raises(KernelError) as caught:
+        registry.choose(request, None)
+    assert str(caught.value) == (
+        "no kernel for norm.scale runs on cuda 8.9 in float32 (norm.scale.new needs capability 9.0); "
+        "choose another --dtype or --device"
+    )
+
+
 def test_what_was_chosen_is_kept_with_the_reason() -> None:
     registry = Registry()
     registry.register(kernel("plain", "plain"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenspeed.cli.flags import add_flags, config_from
 from tokenspeed.cli.parser import Parser
 from tokenspeed.errors import ConfigError
-from tokenspeed.runtime.config import Config, option_fields
+from tokenspeed.runtime.config import Config, GraphOptions, option_fields, validate
 
 TEXT = st.text("abc/._", min_size=1, max_size=8)
 
@@ -120,6 +120,35 @@ def test_no_abbreviations() -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         parse("m", "--enforce-eager", "--cpu-graphs")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--cudagraph-capture-sizes", "0", "4"), "--cudagraph-capture-sizes must be 1 or more"),
+        (
+            ("--cudagraph-capture-sizes", "1", "9", "--max-num-seqs", "8"),
+            "has 9, above --max-num-seqs 8; raise the latter",
+        ),
+        (("--cudagraph-capture-sizes",), "--cudagraph-capture-sizes"),
+        (("--prefill-graph-max-tokens", "15"), "--prefill-graph-max-tokens must be 16 or more"),
+        (("--prefill-graph-max-tokens", "-1"), "--prefill-graph-max-tokens must be 16 or more"),
+    ],
+)
+def test_steps_that_cannot_be_captured_are_refused(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse("m", *flags)
+
+
+def test_no_sizes_at_all_are_refused_where_a_program_gives_them() -> None:
+    with pytest.raises(ConfigError, match="needs at least one size; use --enforce-eager to capture none"):
+        validate(Config(graphs=GraphOptions(cudagraph_capture_sizes=())))
+
+
+def test_sizes_may_come_in_any_order_and_again() -> None:
+    sizes = parse("m", "--cudagraph-capture-sizes", "8", "1", "8").graphs.cudagraph_capture_sizes
+    assert sizes == (8, 1, 8)
+    assert parse("m", "--prefill-graph-max-tokens", "0").graphs.prefill_graph_max_tokens == 0
 
 
 @pytest.mark.parametrize(
