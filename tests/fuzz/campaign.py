@@ -9,9 +9,9 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -151,12 +151,12 @@ class Campaign:
         first.before.write(self.server.overlay)
         self.server.start()
         try:
-            asyncio.run(self._run([first, *edits]))
+            asyncio.run(self._run(chain([first], edits)))
         finally:
             self.server.stop()
         return self.result
 
-    async def _run(self, edits: list[Edit]) -> None:
+    async def _run(self, edits: Iterable[Edit]) -> None:
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
             self.calls = Calls(session, self.server.control_url, self.settings.limit_s)
