@@ -14,13 +14,15 @@ from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
-    ("kinds", "count"), [(Kinds(), 15), (Kinds(ranks=2, graphs=True), 30)], ids=["one-rank", "two-ranks-with-graphs"]
+    ("seed", "kinds", "count"),
+    [(6, Kinds(), 15), (1, Kinds(ranks=2, graphs=True), 30)],
+    ids=["one-rank", "two-ranks-with-graphs"],
 )
 def test_random_edits_leave_the_server_as_it_was_or_as_a_fresh_one(
-    tiny_model: Path, tmp_path: Path, kinds: Kinds, count: int
+    tiny_model: Path, tmp_path: Path, seed: int, kinds: Kinds, count: int
 ) -> None:
     flags = (*SMALL, *(GRAPHS if kinds.graphs else ()), "--tensor-parallel-size", str(kinds.ranks))
-    settings = Settings(1, str(tiny_model), flags, kinds, count=count, fresh_every=count // 3, limit_s=PATIENCE)
+    settings = Settings(seed, str(tiny_model), flags, kinds, count=count, fresh_every=count // 3, limit_s=PATIENCE)
     result = Campaign(settings, tmp_path).run()
     summary = result.summary()
     assert min(result.committed, result.failed) >= 0.3 * settings.count, dump(summary)
