@@ -98,7 +98,7 @@ class Result:
 
     def growth(self) -> list[Growth]:
         """From a fifth of the way on, when caches are full."""
-        return growth(self.usages[len(self.usages) // 5], self.usages[-1]) if self.usages else []
+        return growth(self.usages[len(self.usages) // 5 :])
 
     def summary(self) -> dict[str, Any]:
         """Figures, as JSON has them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -36,7 +37,7 @@ def usage(server: Server) -> dict[str, Usage]:
 
 @dataclass
 class Growth:
-    """How a process grew between two moments of its life."""
+    """How a process grew."""
 
     role: str
     rss: int
@@ -44,10 +45,10 @@ class Growth:
     threads: int
 
 
-def growth(first: dict[str, Usage], last: dict[str, Usage]) -> list[Growth]:
-    """Of each process that lives on."""
-    return [
-        Growth(role, last[role].rss - was.rss, last[role].fds - was.fds, last[role].threads - was.threads)
-        for role, was in sorted(first.items())
-        if role in last and last[role].pid == was.pid
-    ]
+def growth(usages: Sequence[dict[str, Usage]]) -> list[Growth]:
+    """Of each process that lives at the end, since it was first seen."""
+    grown = []
+    for role, now in sorted(usages[-1].items()) if usages else ():
+        was = next(seen[role] for seen in usages if role in seen and seen[role].pid == now.pid)
+        grown.append(Growth(role, now.rss - was.rss, now.fds - was.fds, now.threads - was.threads))
+    return grown
