@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.fuzz.features import LINEAR, LLAMA
+from tests.fuzz.features import ACTIVATION, LINEAR, LLAMA
 from tests.fuzz.sources import MODULES, Sources, functions, replace_node
 
 HOT = (
@@ -197,7 +197,7 @@ def in_a_plan(rng: random.Random, sources: Sources, mark: str, ranks: int) -> Fa
 
 def at_warm_up(rng: random.Random, sources: Sources, mark: str, ranks: int) -> Fault:
     """A function of the forward pass raises whenever it is called."""
-    module, name = rng.choice(HOT)
+    module, name = _hot(rng, sources)
     raising = rng.choice((*RAISES, *TORCH_RAISES)).format(mark=mark)
     _insert(sources, module, name, f"import torch\n{raising}")
     return Fault("exception at warm-up", ("warm",), _told(raising, mark), module)
@@ -205,7 +205,7 @@ def at_warm_up(rng: random.Random, sources: Sources, mark: str, ranks: int) -> F
 
 def at_warm_up_on_one_rank(rng: random.Random, sources: Sources, mark: str, ranks: int) -> Fault:
     """The same on one rank, whose peers go on until they wait for it."""
-    module, name = rng.choice(HOT)
+    module, name = _hot(rng, sources)
     rank = rng.randrange(ranks)
     raising = rng.choice((*RAISES, *TORCH_RAISES)).format(mark=mark)
     _insert(sources, module, name, _on_rank(raising, rank))
@@ -214,7 +214,7 @@ def at_warm_up_on_one_rank(rng: random.Random, sources: Sources, mark: str, rank
 
 def recursion(rng: random.Random, sources: Sources, mark: str, ranks: int) -> Fault:
     """A function that calls itself."""
-    module, name = rng.choice(HOT)
+    module, name = _hot(rng, sources)
     owner, _, method = name.rpartition(".")
     call = f"self.{method}" if owner else method
 
@@ -375,7 +375,7 @@ def missing_name(rng: random.Random, sources: Sources, mark: str, ranks: int) ->
 
 def endless_loop(rng: random.Random, sources: Sources, mark: str, ranks: int) -> Fault:
     """Code that never ends, on all ranks or one: the ranks have to be replaced."""
-    module, name = rng.choice(HOT)
+    module, name = _hot(rng, sources)
     rank = rng.randrange(ranks) if ranks > 1 and rng.random() < 0.7 else None
     body = rng.choice(("while True:\n    pass", "import time\nwhile True:\n    time.sleep(0.01)"))
     if rng.random() < 0.3:
@@ -387,7 +387,7 @@ def endless_loop(rng: random.Random, sources: Sources, mark: str, ranks: int) ->
 
 def death(rng: random.Random, sources: Sources, mark: str, ranks: int) -> Fault:
     """Code that ends its process, on all ranks or one."""
-    module, name = rng.choice(HOT)
+    module, name = _hot(rng, sources)
     rank = rng.randrange(ranks) if ranks > 1 and rng.random() < 0.7 else None
     body = rng.choice(
         (
@@ -429,6 +429,12 @@ ACROSS_RANKS: tuple[Make, ...] = (at_warm_up_on_one_rank, collective_of_one_rank
 
 DEADLY: tuple[Make, ...] = (endless_loop, death)
 """Faults that cost the processes of the ranks."""
+
+
+def _hot(rng: random.Random, sources: Sources) -> tuple[str, str]:
+    """A function that runs in a warm-up of these sources."""
+    replaced = "priority=9" in sources[ACTIVATION]
+    return rng.choice([place for place in HOT if not (replaced and place[0] == ACTIVATION)])
 
 
 def _told(raising: str, mark: str) -> str:
