@@ -59,9 +59,11 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None, generation: int) ->
         return error.exit_code
     # Edited code may raise anything, SystemExit included.
     except BaseException as error:
-        log.exception("the rank cannot go on")
-        sentence = f"rank {rank} failed: {cause_of(error)}; its traceback is above"
-        outbox.failed(sentence, 1, is_victim=is_victim(error, rank))
+        left = is_victim(error, rank)
+        if not left:
+            log.error("the rank cannot go on", exc_info=error)
+        sentence = f"rank {rank} failed: {cause_of(error)}" + ("" if left else "; its traceback is above")
+        outbox.failed(sentence, 1, is_victim=left)
         return 1
     finally:
         outbox.close()
