@@ -57,7 +57,9 @@ class Link:
         self._context.term()
 
     def send(self, message: ToEngine) -> None:
-        """Pass a message to rank 0."""
+        """Pass a message to rank 0; nothing happens when it is gone, or when this is closed."""
+        if self._to_rank0.closed:
+            return
         try:
             self._to_rank0.send(self._encoder.encode(message), zmq.NOBLOCK)
         except zmq.Again:
