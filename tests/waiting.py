@@ -8,7 +8,7 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 
-PATIENCE = 300.0
+PATIENCE = 240.0
 """Seconds that anything may take that has to come. Far more than it does, since a busy machine is slow."""
 
 

@@ -144,6 +144,15 @@ class Server:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(installed_path(module), path)
 
+    def restore(self) -> None:
+        """Bring all code back to the installed one."""
+        assert self.overlay is not None
+        for path in self.overlay.rglob("*.py"):
+            path.unlink()
+        reply = self.reload()
+        assert reply["success"], dump(reply)
+        assert self.reload()["modules"] == []
+
     def overlay_path(self, module: str) -> Path:
         """Where the overlay keeps the module."""
         assert self.overlay is not None

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import GRAPHS, SMALL
 from tests.e2e.harness import Server
 from tests.waiting import PATIENCE
 
@@ -19,13 +18,8 @@ SAMPLER = "tokenspeed.runtime.sampling.sampler"
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("profiles")
-    flags = (*SMALL, *GRAPHS, "--tensor-parallel-size", "2")
-    server = Server(str(tiny_model), *flags, overlay=folder / "overlay", log=folder / "log")
-    server.start()
-    yield server
-    server.stop()
+def server(pair: Server) -> Server:
+    return pair
 
 
 @pytest.fixture(autouse=True)

@@ -28,10 +28,11 @@ PROMPT = "The three primary colours are"
 def server(reloadable: Server) -> Iterator[Server]:
     """The server with the installed code before and after the test."""
     yield reloadable
-    for path in reloadable.overlay.rglob("*.py"):  # type: ignore[union-attr]
-        path.unlink()
-    reloadable.reload()
-    assert reloadable.reload()["modules"] == []
+    reloadable.restore()
+
+
+ON_ONE_KIND = pytest.mark.parametrize("reloadable", ["eager"], indirect=True)
+"""For what neither graphs nor ranks have a part in."""
 
 
 def graphs(server: Server) -> bool:
@@ -80,6 +81,7 @@ def test_an_edited_sampler_runs_after_the_reload(server: Server) -> None:
     assert server.text(PROMPT) != before
 
 
+@ON_ONE_KIND
 def test_a_new_module_is_loaded_and_forgotten_with_its_user(server: Server) -> None:
     before = server.text(PROMPT)
     new = server.overlay_path(LLAMA).with_name("twist.py")
@@ -97,6 +99,7 @@ def test_a_new_module_is_loaded_and_forgotten_with_its_user(server: Server) -> N
     assert server.text(PROMPT) != before
 
 
+@ON_ONE_KIND
 def test_nothing_changed_is_a_success_with_no_module(server: Server) -> None:
     generation = server.reload_status()["generation"]
     reply = server.reload()
@@ -116,6 +119,7 @@ def test_the_prefix_cache_of_the_old_code_is_not_used_by_the_new(server: Server)
     assert details is None or details["cached_tokens"] == 0
 
 
+@ON_ONE_KIND
 def test_modules_means_exactly_these(server: Server) -> None:
     server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
     before = server.text(PROMPT)
@@ -195,6 +199,7 @@ def test_a_failure_in_one_module_undoes_the_others(server: Server) -> None:
     assert server.text(PROMPT) == before
 
 
+@ON_ONE_KIND
 def test_what_needs_a_restart_is_named(server: Server) -> None:
     server.replace(LLAMA, "self.rotary = rotary\n", "self.rotary = rotary\n        self.added = 1\n")
     server.edit("tokenspeed.runtime.scheduler.limits", lambda text: text + "\nMORE = 1\n")
@@ -205,6 +210,7 @@ def test_what_needs_a_restart_is_named(server: Server) -> None:
     assert any("scheduler.limits" in what for what in named), named
 
 
+@ON_ONE_KIND
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -223,6 +229,7 @@ def test_a_bad_request_is_refused_in_one_sentence(server: Server, body: dict[str
     assert words in reply["error"]
 
 
+@ON_ONE_KIND
 def test_the_same_id_is_the_same_operation(server: Server) -> None:
     server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
     first = server.reload(id="once")
@@ -231,6 +238,7 @@ def test_the_same_id_is_the_same_operation(server: Server) -> None:
     assert server.reload_status()["generation"] == first["generation"]
 
 
+@ON_ONE_KIND
 def test_curl_through_the_gateway_as_documented(server: Server) -> None:
     server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
     command = [
@@ -243,6 +251,7 @@ def test_curl_through_the_gateway_as_documented(server: Server) -> None:
     assert LLAMA in printed
 
 
+@ON_ONE_KIND
 def test_the_command_prints_the_two_lines_and_exits_0(server: Server) -> None:
     server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
     command = [sys.executable, "-m", "tokenspeed.cli.main", "reload-forward", "--url", server.url]
@@ -288,6 +297,7 @@ def test_abort_ends_running_requests_with_their_partial_text(server: Server) -> 
     assert all(answer["text"] for answer in answers)
 
 
+@ON_ONE_KIND
 def test_a_reload_that_does_not_drain_in_time_is_given_up(server: Server) -> None:
     with server.busy() as answers:
         server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
@@ -296,6 +306,7 @@ def test_a_reload_that_does_not_drain_in_time_is_given_up(server: Server) -> Non
     assert {answer["finish_reason"] for answer in answers} == {"length"}
 
 
+@ON_ONE_KIND
 def test_a_reload_after_a_pause_stays_paused(server: Server) -> None:
     assert server.control("POST", "/pause_generation", {"mode": "wait"}).status_code == 200
     answers: list[str] = []
@@ -310,6 +321,7 @@ def test_a_reload_after_a_pause_stays_paused(server: Server) -> None:
     assert answers[0]
 
 
+@ON_ONE_KIND
 def test_continue_cancels_a_waiting_reload(server: Server) -> None:
     replies: list[dict[str, object]] = []
     reloading = threading.Thread(target=lambda: replies.append(server.reload()))
@@ -322,6 +334,7 @@ def test_continue_cancels_a_waiting_reload(server: Server) -> None:
     assert replies[0]["code"] == "cancelled"
 
 
+@ON_ONE_KIND
 def test_health_answers_while_a_reload_runs(server: Server, tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     wait = f"\nimport pathlib, time\nwhile not pathlib.Path({str(go_on)!r}).exists():\n    time.sleep(0.01)\n"

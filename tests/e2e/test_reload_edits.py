@@ -24,27 +24,18 @@ SILU = "    return silu(gate) * up\n"
 PROMPTS = ("The three primary colours are", "x", "word " * 60)
 
 
-@pytest.fixture(scope="module")
-def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("edits")
-    server = Server(str(tiny_model), *SMALL, overlay=folder / "overlay", log=folder / "log")
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def server(running: Server) -> Iterator[Server]:
+def server(alone: Server) -> Iterator[Server]:
     """The server with the installed code before and after the test, and with the same answers."""
-    before = texts(running)
-    yield running
-    for path in running.overlay.rglob("*.py"):  # type: ignore[union-attr]
+    before = texts(alone)
+    yield alone
+    for path in alone.overlay.rglob("*.py"):  # type: ignore[union-attr]
         path.unlink()
-    reply = running.reload()
+    reply = alone.reload()
     assert reply["success"], dump(reply)
     assert reply["stale"] == [], dump(reply)
-    assert running.reload()["modules"] == []
-    assert texts(running) == before
+    assert alone.reload()["modules"] == []
+    assert texts(alone) == before
 
 
 def texts(server: Server) -> list[str]:

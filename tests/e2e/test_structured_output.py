@@ -7,7 +7,6 @@ import json
 import re
 import resource
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 from tokenizers import Tokenizer
 
-from tests.e2e.conftest import GRAPHS, SMALL
 from tests.e2e.harness import Server
 from tests.waiting import PATIENCE, until
 
@@ -40,13 +38,8 @@ UNKNOWN_TYPE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("structured")
-    flags = (*SMALL, *GRAPHS, "--tensor-parallel-size", "2")
-    server = Server(str(tiny_model), *flags, overlay=folder / "overlay", log=folder / "log")
-    server.start()
-    yield server
-    server.stop()
+def server(pair: Server) -> Server:
+    return pair
 
 
 @pytest.fixture(scope="module")

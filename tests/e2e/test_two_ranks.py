@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-from tests.e2e.conftest import GRAPHS, SMALL
 from tests.e2e.harness import Server, dump
 
 LLAMA = "tokenspeed.runtime.models.llama"
@@ -15,25 +9,12 @@ ON_RANK_1 = "\nif torch.distributed.get_rank() == 1:\n    raise RuntimeError('on
 PROMPTS = ("The three primary colours are", "Item 1", "a b c d e f", "def f(x):")
 
 
-@pytest.fixture(scope="module")
-def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("pair")
-    flags = (*SMALL, *GRAPHS, "--tensor-parallel-size", "2")
-    server = Server(str(tiny_model), *flags, overlay=folder / "overlay", log=folder / "log").start()
-    yield server
-    server.stop()
-
-
-def test_the_tokens_are_those_of_one_rank(pair: Server, tiny_model: Path, tmp_path: Path) -> None:
+def test_the_tokens_are_those_of_one_rank(pair: Server, alone: Server) -> None:
     sampled = {"temperature": 0.9, "top_p": 0.8, "seed": 5, "n": 2, "frequency_penalty": 0.7, "max_tokens": 24}
-    alone = Server(str(tiny_model), *SMALL, log=tmp_path / "log").start()
-    try:
-        for prompt in PROMPTS:
-            assert pair.text(prompt, max_tokens=32) == alone.text(prompt, max_tokens=32)
-            drawn = [server.complete(prompt, **sampled)["choices"] for server in (pair, alone)]
-            assert [choice["text"] for choice in drawn[0]] == [choice["text"] for choice in drawn[1]]
-    finally:
-        alone.stop()
+    for prompt in PROMPTS:
+        assert pair.text(prompt, max_tokens=32) == alone.text(prompt, max_tokens=32)
+        drawn = [server.complete(prompt, **sampled)["choices"] for server in (pair, alone)]
+        assert [choice["text"] for choice in drawn[0]] == [choice["text"] for choice in drawn[1]]
 
 
 def test_a_failure_on_one_rank_undoes_both(pair: Server) -> None:
