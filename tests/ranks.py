@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from tests.waiting import PATIENCE
 from tokenspeed.runtime.config import Config, ParallelOptions
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.agreement import StepDigest
@@ -82,7 +83,7 @@ class RankProcesses:
         for end in self._ends:
             end.close()
         for process in self._processes:
-            process.join(60)
+            process.join(PATIENCE)
             process.kill()
 
     def run(

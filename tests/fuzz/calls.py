@@ -36,8 +36,8 @@ class Calls:
         self.session = session
         self.control_url = control_url
         self.limit_s = limit_s
-        self.aborted: list[float] = []
-        """When running requests were ended; times of `time.monotonic`."""
+        self.aborted: list[tuple[float, float]] = []
+        """Between which times of `time.monotonic` running requests were ended."""
 
     async def control(self, method: str, path: str, body: Any = None) -> Reply:
         """One control call; a reply that does not come is a TimeoutError."""
@@ -48,11 +48,10 @@ class Calls:
 
     async def reload(self, **body: Any) -> Reply:
         """`reload_forward` with a fresh id."""
-        if body.get("mode") == "abort":
-            self.aborted.append(time.monotonic())
+        begun = time.monotonic()
         reply = await self.control("POST", "/reload_forward", {"id": uuid.uuid4().hex, **body})
         if body.get("mode") == "abort":
-            self.aborted.append(time.monotonic())
+            self.aborted.append((begun, time.monotonic()))
         return reply
 
     async def loads(self) -> Reply:
@@ -79,9 +78,10 @@ class Calls:
             return [first]
         if way == "paused":
             mode = rng.choice(("wait", "abort"))
-            if mode == "abort":
-                self.aborted.append(time.monotonic())
+            begun = time.monotonic()
             paused = await self.control("POST", "/pause_generation", {"mode": mode})
+            if mode == "abort":
+                self.aborted.append((begun, time.monotonic()))
             assert paused["success"], f"not paused: {paused}"
             reply = await self.reload(mode=rng.choice(("wait", "abort")))
             assert (await self.loads())["paused"], "the reload ended the pause"

@@ -293,7 +293,7 @@ class Campaign:
         expected = [json.loads(probe) for probe in probes]
         for answer in self.load.take():
             span = answer.started, answer.ended
-            may_abort = any(span[0] - 0.5 <= when <= span[1] + 0.5 for when in self.calls.aborted)
+            may_abort = any(begin <= span[1] and end >= span[0] for begin, end in self.calls.aborted)
             may_fail = [text for begin, end, text in self._failing if begin <= span[1] and end >= span[0]]
             problem = wrong(answer, may_abort, may_fail)
             assert problem is None, f"a request ({answer.kind}) {problem}; it was {answer.body}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 import tokenspeed_reload
 
-pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 HERE = Path(__file__).parent
 SOURCES = Path(tokenspeed_reload.__file__).parents[1]

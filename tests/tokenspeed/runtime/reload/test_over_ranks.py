@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -209,12 +210,20 @@ def test_ranks_that_would_part(edited: Edited, module: str, old: str, new: str) 
     assert "rank 1 computes other logits or samples other ids" in reply["error"]
 
 
+def run_dir_of(edited: Edited) -> Path:
+    """The run directory of these ranks; others may run below this process."""
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess, OSError, ValueError, IndexError):
+            command = child.cmdline()
+            path = Path(command[command.index("--run-dir") + 1])
+            if str(edited.overlay) in (path / "config.json").read_text():
+                return path
+    raise AssertionError("the ranks are gone")
+
+
 @pytest.mark.parametrize("edited", ["graphs"], indirect=True)
 def test_a_spare_that_cannot_be_made_refuses_the_next_reload_only(edited: Edited) -> None:
-    command = next(
-        c.cmdline() for c in psutil.Process().children() if "tokenspeed.rank" in c.cmdline() and c.is_running()
-    )
-    meeting = Path(command[command.index("--run-dir") + 1]) / "store"
+    meeting = run_dir_of(edited) / "store"
     away = meeting.rename(meeting.with_name("away"))
     meeting.mkdir()
     before = edited.answers()
