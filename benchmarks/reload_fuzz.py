@@ -6,8 +6,8 @@ A tiny random model is served on a CPU while clients of many kinds ask it all th
 and is sent with `reload_forward`; each has an expectation of its own. After each one the server must be as it was
 before, or as one that starts with the edited files: probes, sent alone, are compared in every bit of their
 log-probabilities, every request must end in a permitted way with its number of tokens, and no KV block may be left.
-Figures are printed as JSON. The first thing that must not happen ends the run, with the edit as a diff, the reply and
-the server's log, and with the arguments that make that edit again.
+Figures are printed as JSON. What must not happen is printed with the edit as a diff, the reply and the server's log, and
+with the arguments that make that edit again; it ends the run, unless --keep-going starts a new server behind it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from tests.e2e.conftest import GRAPHS, SMALL
-from tests.fuzz.campaign import Campaign, Finding, Settings
+from tests.fuzz.campaign import Campaign, Finding, Result, Settings
 from tests.fuzz.program import Kinds
 from tests.tiny import tiny_llama
 
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--deadly", type=float, default=0.0, help="share of the broken edits that cost a process")
     parser.add_argument("--rank-timeout", type=float, default=20.0, help="the server's --reload-rank-timeout")
     parser.add_argument("--fresh-every", type=int, default=50, help="commits between comparisons with a fresh server")
+    parser.add_argument("--keep-going", action="store_true", help="go on with a new server behind a finding")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds after which something hangs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -56,16 +58,28 @@ def main() -> int:
             limit_s=args.limit,
             fresh_every=args.fresh_every,
         )
-        campaign = Campaign(settings, Path(scratch), lambda line: print(line, flush=True))
+        result = Result()
+        findings = 0
         try:
-            campaign.run()
-        except Finding as finding:
-            print(finding, file=sys.stderr)
-            return 1
+            while settings.count > 0 and (args.keep_going or not findings):
+                found, settings = run(settings, Path(scratch, str(settings.first)), result)
+                findings += found
         finally:
-            if campaign.result.steps:
-                print(json.dumps(campaign.result.summary(), indent=1))
-    return 0
+            if result.steps:
+                print(json.dumps({"findings": findings, **result.summary()}, indent=1))
+    return min(findings, 1)
+
+
+def run(settings: Settings, folder: Path, result: Result) -> tuple[bool, Settings]:
+    """One campaign up to its first finding, which is printed: whether there was one, and what is left to do."""
+    folder.mkdir()
+    try:
+        Campaign(settings, folder, lambda line: print(line, flush=True), result).run()
+    except Finding as finding:
+        print(finding, flush=True)
+        done = finding.number + 1 - settings.first
+        return True, replace(settings, first=finding.number + 1, count=settings.count - done)
+    return False, replace(settings, count=0)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,11 @@ PROBES: tuple[dict[str, Any], ...] = (
 
 
 class Finding(AssertionError):
-    """Something that must not happen."""
+    """Something that must not happen, at edit `number`."""
+
+    def __init__(self, report: str, number: int):
+        super().__init__(report)
+        self.number = number
 
 
 @dataclass(frozen=True)
@@ -128,11 +132,13 @@ class Result:
 class Campaign:
     """Runs the edits of a seed against a server that it starts."""
 
-    def __init__(self, settings: Settings, folder: Path, tell: Callable[[str], None] = print):
+    def __init__(
+        self, settings: Settings, folder: Path, tell: Callable[[str], None] = print, result: Result | None = None
+    ):
         self.settings = settings
         self.folder = folder
         self.tell = tell
-        self.result = Result()
+        self.result = Result() if result is None else result
         self.server = Server(settings.model, *settings.flags, overlay=folder / "overlay", log=folder / "log")
         self._known: dict[Numbers, Probe] = {}
         self._last: Probe = ""
@@ -176,7 +182,7 @@ class Campaign:
         try:
             await self._one(edit, way, rng, replies)
         except (AssertionError, TimeoutError, aiohttp.ClientError, ValueError, KeyError) as error:
-            raise Finding(self._report(edit, way, replies, error)) from error
+            raise Finding(self._report(edit, way, replies, error), edit.number) from error
 
     async def _one(self, edit: Edit, way: str, rng: random.Random, replies: list[Reply]) -> None:
         assert self.server.overlay is not None
