@@ -6,8 +6,8 @@ A tiny random model is served on a CPU while clients of many kinds ask it all th
 and is sent with `reload_forward`; each has an expectation of its own. After each one the server must be as it was
 before, or as one that starts with the edited files: probes, sent alone, are compared in every bit of their
 log-probabilities, every request must end in a permitted way with its number of tokens, and no KV block may be left.
-Figures are printed as JSON. What must not happen is printed with the edit as a diff, the reply and the server's log, and
-with the arguments that make that edit again; it ends the run, unless --keep-going starts a new server behind it.
+Figures are printed as JSON. What must not happen is printed with the edit as a diff, the reply and the server's log,
+and with the arguments that make that edit again; it ends the run, unless --keep-going starts a new server behind it.
 """
 
 from __future__ import annotations
