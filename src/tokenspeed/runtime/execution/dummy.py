@@ -40,28 +40,27 @@ def dummy_rows(shape: StepShape, block_size: int, scratch: Sequence[int]) -> Dum
     """
     most = max((shape.width - 1) * block_size + 1, 1)
     each = min(-(-shape.num_tokens // shape.num_rows), most)
-    positions = np.zeros(shape.num_tokens, dtype=np.int64)
-    places = np.zeros(shape.num_tokens, dtype=np.int64)
-    lengths = np.zeros(shape.num_rows, dtype=np.int32)
-    starts = np.zeros(shape.num_rows + 1, dtype=np.int32)
-    tables = np.zeros((shape.num_rows, shape.width), dtype=np.int32)
-    place = 0
-    for row in range(shape.num_rows):
-        start = int(starts[row])
-        stop = starts[row + 1] = min(start + each, shape.num_tokens)
-        if start == stop:
-            continue
-        if place % block_size + each > most:
-            place += -place % block_size
-        before, count = place % block_size, stop - start
-        positions[start:stop] = np.arange(before, before + count)
-        places[start:stop] = np.arange(place, place + count)
-        lengths[row] = before + count
-        first, last = place // block_size, (place + count - 1) // block_size
-        tables[row, : last - first + 1] = [scratch[block % len(scratch)] for block in range(first, last + 1)]
-        place += count
+    starts = np.minimum(np.arange(shape.num_rows + 1) * each, shape.num_tokens)
+    counts = np.diff(starts)
+    # Rows follow each other as long as none gets too long by what stands before it in its first block.
+    step = each if block_size - 1 + each <= most else -(-each // block_size) * block_size
+    first_place = np.arange(shape.num_rows) * step
+    before = first_place % block_size
+    lengths = np.where(counts > 0, before + counts, 0)
+
     used = int(starts[-1])
-    blocks = np.asarray(scratch, dtype=np.int64)[places // block_size % len(scratch)]
-    slots = blocks * block_size + places % block_size
-    slots[used:] = 0
-    return DummyRows(positions, slots, lengths, starts, tables)
+    row = np.repeat(np.arange(shape.num_rows), counts)
+    index = np.arange(used) - starts[row]
+    positions = np.zeros(shape.num_tokens, dtype=np.int64)
+    positions[:used] = before[row] + index
+    blocks = np.asarray(scratch, dtype=np.int64)
+    places = first_place[row] + index
+    slots = np.zeros(shape.num_tokens, dtype=np.int64)
+    slots[:used] = blocks[places // block_size % len(blocks)] * block_size + places % block_size
+
+    held = -(-lengths // block_size)
+    column = np.arange(held.max())
+    named = blocks[(first_place[:, None] // block_size + column) % len(blocks)]
+    tables = np.zeros((shape.num_rows, shape.width), dtype=np.int32)
+    tables[:, : len(column)] = np.where(column < held[:, None], named, 0)
+    return DummyRows(positions, slots, lengths.astype(np.int32), starts.astype(np.int32), tables)
