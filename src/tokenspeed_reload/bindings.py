@@ -59,8 +59,7 @@ def _merge_value(module: ModuleInputs, name: str, held: Any, value: Any, where: 
         return resolved
     if _is_container_statement(module, name) and type(held) is type(value) and type(value) in CONTAINERS:
         return merge_container(held, value, where, merge)
-    is_merged = is_a(value, FunctionType | type) or _wraps_function(value) or _is_wrapped(value, merge)
-    if is_merged or _is_own_instance(value, merge):
+    if follows_in_place(value, merge):
         return merge.merge(held, value, where)
     if type(value) is tuple and type(held) is tuple and len(value) == len(held):
         pairs = enumerate(zip(held, value, strict=True))
@@ -69,9 +68,16 @@ def _merge_value(module: ModuleInputs, name: str, held: Any, value: Any, where: 
     return value
 
 
+def follows_in_place(value: Any, merge: Merge) -> bool:
+    """True for values that stand for a definition, or that the program's own classes make: a live one is updated."""
+    is_merged = is_a(value, FunctionType | type) or _wraps_function(value) or _is_wrapped(value, merge)
+    return is_merged or _is_own_instance(value, merge)
+
+
 def _is_own_instance(value: Any, merge: Merge) -> bool:
     """True for an instance of a class that only modules of the reload or of the recorded packages define."""
-    return all(base.__module__ in merge.recorded for base in type(value).__mro__[:-1])
+    bases = type(value).__mro__[:-1]
+    return bool(bases) and all(base.__module__ in merge.recorded for base in bases)
 
 
 def _is_wrapped(value: Any, merge: Merge) -> bool:

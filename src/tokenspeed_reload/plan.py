@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import builtins
+import enum
 from collections.abc import Iterable
+from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
 
-from tokenspeed_reload.adapters.classes import LAYOUT, METACLASS, NEW_CLASS, SLOTS
+from tokenspeed_reload.adapters.classes import LAYOUT, METACLASS, SLOTS
+from tokenspeed_reload.bindings import follows_in_place
 from tokenspeed_reload.codes import CodeMap, fit
 from tokenspeed_reload.comparison import find_definition
 from tokenspeed_reload.definitions import Definitions
@@ -64,7 +67,21 @@ class Planner:
             plan.running += [*own_frames(is_old), *other_threads(is_old), *suspended(survey.others, is_old)]
             hidden = [survey.functions, survey.others, self._replaced]
             plan.stale += find_stale(self._replaced, hidden)
-        plan.stale[:] = [s for s in plan.stale if s.held_by]
+        bound_anew = self._bound_anew()
+        held = [(s, [place for place in s.held_by if place not in bound_anew]) for s in plan.stale]
+        plan.stale[:] = [replace(s, held_by=places) for s, places in held if places]
+
+    def _bound_anew(self) -> set[str]:
+        """The module-level names that the reload binds to something else, or deletes."""
+        return {
+            f"{name}.{bound}"
+            for name, module in self._modules.items()
+            for bound in {n for s in module.statements() for n in s.reads.binds} | module.removed | module.cleared
+        }
+
+    def _is_rebuilt(self, value: Any) -> bool:
+        """True for the value of a name whose statement runs, which updates it."""
+        return any(module.namespace.get(name) is value for module in self._modules.values() for name in module.rebuilt)
 
     def _functions(self, functions: Iterable[FunctionType], plan: Plan) -> None:
         patched: list[str] = []
@@ -81,7 +98,7 @@ class Planner:
             definitions = self._merge.definitions_for(after)
             if fit(after, function, definitions) is not None:
                 patched.append(where)
-            elif _is_made_anew(definitions, function):
+            elif _is_made_anew(definitions, function) or self._is_rebuilt(function):
                 redirected.append(where)
             else:
                 self._replaced.append(Replaced(where, function, NEW_CELLS))
@@ -110,8 +127,20 @@ class Planner:
         ):
             if differs:
                 plan.needs_restart.append(NeedsRestart(where, why))
-        if moved and not is_fixed and live.__bases__ == (object,):
-            self._replaced.append(Replaced(where, live, NEW_CLASS))
+        self._made_by_decorators(where, before, after, live, plan)
+
+    def _made_by_decorators(
+        self, where: str, before: ast.ClassDef, after: ast.ClassDef, live: type, plan: Plan
+    ) -> None:
+        """Tell of run-once methods that no one wrote, as dataclasses have, and of those that are added."""
+        written = [{s.name for s in node.body if isinstance(s, ast.FunctionDef)} for node in (before, after)]
+        for name in ("__init__", "__post_init__"):
+            function = vars(live).get(name, None)
+            if type(function) is not FunctionType or name in written[0] & written[1]:
+                continue
+            is_edited = name in written[0] | written[1] or _fields(before) != _fields(after)
+            if is_edited and self._once.function(function, self._modules[live.__module__].namespace):
+                plan.needs_restart.append(NeedsRestart(f"{where}.{name}", RunOnce.WHY))
 
     def _removed(self, module: ModuleInputs) -> None:
         for name in sorted(module.removed):
@@ -123,7 +152,8 @@ class Planner:
         for name in sorted(module.rebuilt):
             value = module.namespace.get(name)
             statements = [s for s in module.new.statements if name in s.reads.binds]
-            follows = is_a(value, FunctionType | type) or all(s.is_container for s in statements)
+            follows = follows_in_place(value, self._merge) or all(s.is_container for s in statements)
+            follows = follows or is_a(type(value), enum.EnumMeta)
             if value is not None and not is_atom(value) and not follows:
                 self._replaced.append(Replaced(f"{module.name}.{name}", value, "its value is built anew"))
 
@@ -143,6 +173,12 @@ def _slots(node: ast.ClassDef) -> list[str]:
         for s in node.body
         if isinstance(s, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__slots__" for t in s.targets)
     ]
+
+
+def _fields(node: ast.ClassDef) -> list[str]:
+    """What decorators may make methods of: their own arguments, and the fields of the class."""
+    fields = [s for s in node.body if isinstance(s, ast.AnnAssign)]
+    return [shape_of(part) for part in (*node.decorator_list, *fields)]
 
 
 def _bases(node: ast.ClassDef) -> list[str]:

@@ -105,7 +105,8 @@ class Report:
 class Plan:
     """What a reload would do.
 
-    It is told without running anything: what a statement will give is not known, only that it would run.
+    It is told without running anything: what a statement will give is not known, only that it would run. What
+    decorators make of a definition, and what calls at run time made, is therefore told by the report alone.
 
     Attributes:
         modules: the modules that it would execute, providers before users.

@@ -40,7 +40,9 @@ class FunctionAdapter:
             merge.note_padding(code, new.__code__)
             self._update(target, new, code, where, merge)
         if id(live) in merge.patched:
-            merge.edited.append(Edit(where, live))
+            # A class that a decorator made anew is found through the cell of its methods.
+            name = f"{live.__module__}.{live.__qualname__}" if ".__class__." in where else where
+            merge.edited.append(Edit(name, live))
         return live
 
     def _update(self, live: FunctionType, new: FunctionType, code: Any, where: str, merge: Merge) -> None:
