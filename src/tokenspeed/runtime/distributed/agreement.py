@@ -24,6 +24,9 @@ from tokenspeed.runtime.distributed.vote import Vote
 RECORD_BYTES = 512
 """Of what one rank says before a collective."""
 
+CALL_CHARACTERS = 256
+"""Of it for the call itself."""
+
 PLACES = 3
 """Innermost places of our own code on the way to a collective that a mismatch names."""
 
@@ -111,7 +114,7 @@ class Agreement:
     def _exchange(self, call: str) -> tuple[list[str], list[str], list[bool]]:
         """What every rank calls, where, and whether it has only called what the serving code did."""
         flag = "=" if self._like_before else "!"
-        record = f"{flag}{call}\0{place()}".encode()[:RECORD_BYTES].ljust(RECORD_BYTES, b"\0")
+        record = f"{flag}{call[:CALL_CHARACTERS]}\0{place()}".encode()[:RECORD_BYTES].ljust(RECORD_BYTES, b"\0")
         self._mine_bytes[:] = np.frombuffer(record, np.uint8)
         self.link.all_gather(self._all, self._mine, "agreement")
         heard = [part.tobytes().decode(errors="replace") for part in self._all_bytes]
