@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +43,7 @@ from tokenspeed.server.link import Link
 from tokenspeed.server.metrics import Metrics, Timing
 from tokenspeed.server.progress import Progress
 from tokenspeed.server.streams import TokenStream
+from tokenspeed.server.suspects import Suspects
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +78,7 @@ class EngineClient:
         self.cache_events = CacheEventHub(self._send)
         self._streams: dict[str, tuple[TokenStream, Timing]] = {}
         self._calls = Calls()
-        self._suspects: deque[Entry] = deque()
-        """Requests that wait until ranks have given another suspect a token."""
-        self._tried: Entry | None = None
-        """The suspect that runs."""
+        self._suspects = Suspects(self._submit)
         self._link: Link | None = None
         self._unavailable: EngineUnavailable | None = EngineUnavailable(
             "the engine is still starting; try again when it is ready"
@@ -104,11 +101,10 @@ class EngineClient:
         self.cache_events.begin_again()
         if self.loads.paused:
             self._send(Pause(call=self._calls.number()))
-        self._suspects = deque(entry for entry in self.journal if entry.suspect)
         for entry in self.journal:
             if entry.admitted and not entry.suspect:
                 self._submit(entry)
-        self._submit_suspect()
+        self._suspects.begin(entry for entry in self.journal if entry.suspect)
         # A drain that begins anew waits for what ran before, and holds what did not.
         for call in self._calls.again():
             self._send(call)
@@ -120,7 +116,6 @@ class EngineClient:
         """The ranks are gone: end what cannot go on, and keep the rest for others."""
         self._link, self._unavailable = None, EngineUnavailable(f"the ranks are being replaced: {error}")
         self._suspects.clear()
-        self._tried = None
         self._calls.lose(error, self._reload_status)
         culprit = self.journal.lose()
         if culprit is not None:
@@ -314,28 +309,18 @@ class EngineClient:
                     self._abandon(output.request_id)
         if output.finish_reason is not None:
             self._end(output.request_id)
-        elif self._tried is not None and output.request_id == self._tried.request_id:
-            self._submit_suspect()
+        else:
+            self._suspects.acquit(output.request_id)
 
     def _end(self, request_id: str) -> None:
         entry = self.journal.get(request_id)
         self.journal.end(request_id)
-        if entry is None:
-            return
-        if entry in self._suspects:
-            self._suspects.remove(entry)
-        if entry is self._tried:
-            self._submit_suspect()
+        if entry is not None:
+            self._suspects.drop(entry)
 
     def _take_loads(self, loads: Loads) -> None:
         self.loads = loads
         self._metrics.loads(loads)
-
-    def _submit_suspect(self) -> None:
-        """Let the next request run that may be what ranks are lost of."""
-        self._tried = self._suspects.popleft() if self._suspects else None
-        if self._tried is not None:
-            self._submit(self._tried)
 
     def _submit(self, entry: Entry) -> None:
         """Give the ranks a request with its tokens so far."""
