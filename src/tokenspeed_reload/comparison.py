@@ -63,7 +63,7 @@ class Comparison:
         if list(map(shape_of, before)) != list(map(shape_of, after)):
             return False
         reads = {root(read) for d in after for read in reads_of(ast.Expr(d)).now}
-        if reads & self._local_names(module, new.__qualname__):
+        if reads & self._local_names(module, new.__code__.co_qualname):
             return False
         return not any(self._dirty(module, ast.Expr(d)) for d in after)
 
@@ -76,7 +76,7 @@ class Comparison:
         found = []
         for version, function in versions:
             code = self._padding.get(function.__code__, function.__code__)
-            named = [n for n in definitions_of(version, function.__qualname__) if isinstance(n, _FUNCTIONS)]
+            named = [n for n in definitions_of(version, code.co_qualname) if isinstance(n, _FUNCTIONS)]
             if len(named) > 1:
                 named = [n for n in named if first_line(n) == code.co_firstlineno]
             found += named[-1:]

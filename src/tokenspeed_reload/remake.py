@@ -100,7 +100,7 @@ class Remake:
         found = {f"{c.__module__}.{c.__qualname__}" for c in classes if self._is_due_class(c) or any(self._callers(c))}
         for function in made.functions:
             if self._due_pair(function) is not None:
-                found.add(f"{function.__module__}.{function.__code__.co_qualname}")
+                found.add(f"{function.__globals__['__name__']}.{function.__code__.co_qualname}")
         return sorted(found)
 
     def _is_due_class(self, cls: type) -> bool:
@@ -192,7 +192,7 @@ class Remake:
         bound: set[str] = set()
         for statement in new.node.body:
             now, later = outer_reads(statement, new)
-            missing = {n for n in now - bound if n not in certain} | {n for n in later if n not in cells}
+            missing = {n for n in now - bound if n not in certain} | (later - cells.keys() - {new.node.name})
             if missing <= imports.keys():
                 body.statements.append(statement)
                 body.imports += [imports[name] for name in sorted(missing) if imports[name] not in body.imports]

@@ -31,7 +31,7 @@ class Signature:
         self._versions = versions
         self._merge = merge
         self._cells = cells
-        self._where = f"{function.__module__}.{function.__code__.co_qualname}"
+        self._where = f"{versions.module.name}.{function.__code__.co_qualname}"
         filled = {name for name, cell in cells.items() if cell_value(cell) is not MISSING}
         self._known = {name for name in filled if old.is_bound_once(name)}
 

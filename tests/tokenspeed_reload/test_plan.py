@@ -154,3 +154,27 @@ def test_a_transaction_is_committed_or_undone_by_its_block(project):
     project.write_module("m", "X = 4")
     assert reloader.reload_and_commit(sources=sources).objects_patched == 1
     assert m.X == 3
+
+
+def test_what_calls_made_is_told(project):
+    source = """
+        def make(k):
+            class Local:
+                size = {size}
+                def get(self): return k
+            def scale(x={size}): return x * k
+            {extra}
+            return Local, scale
+        """
+    project.write_module("m", source.format(size=1, extra="def gone(): return k\n            make.gone = gone"))
+    reloader = project.watch("m")
+    m = project.load("m")
+    held = m.make(3)
+    project.write_module("m", source.format(size=2, extra=""))
+    plan = reloader.plan()
+    assert {"m.make.<locals>.Local", "m.make.<locals>.scale"} <= set(plan.patched)
+    assert "m.make.<locals>.gone" in {s.definition for s in plan.stale}
+    assert (held[0].size, held[1]()) == (1, 3)
+    report = project.reload()
+    assert (held[0].size, held[1]()) == (2, 6)
+    assert "m.make.<locals>.gone" in {s.definition for s in report.stale}
