@@ -71,5 +71,6 @@ class Progress:
         for rank, asked in enumerate(self._asked):
             if asked is not None and now - asked > patience:
                 raise EngineUnavailable(
-                    f"rank {rank} has given no sign of life for {now - asked:.0f} s; restart the server if it stays so"
+                    f"rank {rank} has given no sign of life for {now - asked:.0f} s; "
+                    "the ranks are replaced after --step-timeout"
                 )

@@ -128,7 +128,7 @@ class NcclCommunicator(Communicator):
         closing.start()
         closing.join(CLOSING_TIMEOUT_S)
         if closing.is_alive():
-            raise RankLost(f"NCCL has not let go of a communicator within {CLOSING_TIMEOUT_S:g} s; restart the server")
+            raise RankLost(f"NCCL has not let go of a communicator within {CLOSING_TIMEOUT_S:g} s")
 
     def _launch(self, what: str, work: Any) -> None:
         PROGRESS.launch(what)

@@ -160,7 +160,7 @@ class Vote:
     def _take_next(self, deadline: float | None, silent: list[int]) -> None:
         sources = self._channel.ready(None if deadline is None else max(0.0, deadline - time.monotonic()))
         if not sources:
-            raise RankLost(f"rank {silent[0]} did not answer rank {self._channel.rank} in time; restart the server")
+            raise RankLost(f"rank {silent[0]} did not answer rank {self._channel.rank} in time")
         for source in sources:
             self._take(source)
 

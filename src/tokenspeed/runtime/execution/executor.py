@@ -141,7 +141,7 @@ class Executor:
             torch.cuda.synchronize(self.buffers.device)
         except RuntimeError as lost:
             cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DeviceLost(f"the GPU cannot go on after a step failed with: {cause}; restart the server") from lost
+            raise DeviceLost(f"the GPU cannot go on after a step failed with: {cause}") from lost
 
     @torch.inference_mode()
     def warm(self, progress: Callable[[str], None], look: Callable[[torch.Tensor], None] = lambda _: None) -> None:
