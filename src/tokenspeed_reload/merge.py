@@ -99,6 +99,9 @@ class Merge:
         pinned: functions that keep their old code, though there is newer.
         effects: what the modules did outside of what an undo covers.
         libraries: those of the adapters that keep an eye on a library.
+        superseded: objects that a new one is still to take the place of, each with that.
+        successors: all of these new ones, by identity of the old one.
+        keeping: the classes among the old ones whose objects cannot move, by identity.
         rebound: the places whose binding changed, as (id of the namespace, name).
         comparison: what the sources tell of definitions.
     """
@@ -123,6 +126,8 @@ class Merge:
     new_values: list[tuple[str, str]] = field(default_factory=list)
     constants: dict[tuple[str, str], Constant] = field(default_factory=dict)
     superseded: list[tuple[Any, Any]] = field(default_factory=list)
+    successors: dict[int, Any] = field(default_factory=dict)
+    keeping: set[int] = field(default_factory=set)
     rebound: set[tuple[int, str]] = field(default_factory=set)
     bindings: int = 0
     pinned: dict[int, FunctionType] = field(default_factory=dict)
@@ -165,6 +170,14 @@ class Merge:
         self.touched[id(target)] = target
         if counts:
             self.patched[id(target)] = target
+
+    def supersede(self, live: Any, new: Any, *, keeps_objects: bool = False) -> None:
+        """Note that `new` shall take the place of `live` in whatever holds it, but for the objects that keep it."""
+        if keeps_objects:
+            self.keeping.add(id(live))
+        self.superseded.append((live, new))
+        self.successors[id(live)] = new
+        self.touch(live)
 
     def replace(self, definition: str, old: Any, why: str, *, is_held: bool = False) -> None:
         """Note that `old` could not be updated."""

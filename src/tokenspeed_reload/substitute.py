@@ -94,6 +94,9 @@ class Substitution:
         if is_a(old, type):
             ignored |= {id(old.__mro__), id(_class_dict(old))}
             ignored |= {id(cls.__mro__) for cls in list[type](type.__subclasses__(old))}
+        if id(old) in self._merge.keeping:  # its methods go on asking for it
+            functions = [f for f in gc.get_referents(_class_dict(old)) if type(f) is FunctionType]
+            ignored |= {id(cell) for f in functions for cell in f.__closure__ or () if cell_value(cell) is old}
         referrers = gc.get_referrers(old)
         holders = [
             holder
@@ -214,7 +217,7 @@ class Substitution:
                 self._log(InstanceClass, holder)
                 set_class(holder, new)
             except TypeError:
-                if any(old is type(holder) for old, _ in self._merge.superseded):
+                if id(type(holder)) in self._merge.keeping:
                     return  # the class is reported as stale
                 self._merge.notes.append(
                     f"an instance of {new.__qualname__} made by the new code could not be moved to the live class"

@@ -46,10 +46,11 @@ class ClassAdapter:
         instances and subclasses move to it, and whatever holds the old class holds the new one. Where slots or
         the layout of bases changed, instances cannot move: they keep the old class, whose methods follow.
         """
+        if merge.successors.get(id(live)) is new:
+            return new
         if not self._bases(live, new, where, merge) and _same_layout(live, new):
             self._redirect_methods(live, new, where, merge)
-            merge.superseded.append((live, new))
-            merge.touch(live)
+            merge.supersede(live, new)
             merge.replace(where, live, NEW_CLASS)
             return new
         if type(live) is not merge.resolve(type(new)):
@@ -61,8 +62,7 @@ class ClassAdapter:
             merge.restart(where, why)
             merge.replace(where, live, why)
             self.merge_members(live, twin_of(new, live, merge), where, merge, skip=set())
-            merge.superseded.append((live, new))
-            merge.touch(live)
+            merge.supersede(live, new, keeps_objects=True)
             return new
         merge.follow(live, new)
         self.merge_members(live, new, where, merge, skip=set())

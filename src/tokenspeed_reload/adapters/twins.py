@@ -20,9 +20,12 @@ def twin_of(new: type, live: type, merge: Merge) -> Twin:
     copies = _Copies(new, live, merge)
     twin = Twin()
     for name, value in vars(new).items():
-        is_fixed = is_a(value, GetSetDescriptorType | MemberDescriptorType)
-        if not is_fixed and (name in vars(live) or not has_method(value, "__set_name__")):
-            vars(twin)[name] = copies.of(value)
+        if is_a(value, GetSetDescriptorType | MemberDescriptorType):
+            continue
+        copy = copies.of(value)
+        # A descriptor that knows its owner serves one class only, unless it has been in both.
+        if copy is not value or name in vars(live) or not has_method(value, "__set_name__"):
+            vars(twin)[name] = copy
     vars(twin)["__qualname__"] = new.__qualname__
     return twin
 
