@@ -382,6 +382,62 @@ def test_a_kernel_in_a_class_and_two_of_one_name(project, write, device, pointer
         assert "4.000000e+00" in constant(device.run(kernel, pointer(), BLOCK=64))
 
 
+TABLES = """
+def tuned(kernel):
+    pick = triton.heuristics({{"BLOCK": lambda args: 64}})(kernel)
+    return triton.autotune([triton.Config({{}}, num_warps=4)], key=[])(pick)
+
+@triton.jit
+def add(p, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(p + o, tl.load(p + o) + {0})
+FIRST = add
+KERNELS = [add]
+BY_NAME = {{"add": add}}
+TUNED = {{"add": tuned(add)}}
+
+@triton.jit
+def add(p, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(p + o, tl.load(p + o) - {0})
+KERNELS.append(add)
+BY_NAME["sub"] = add
+PAIR = (FIRST, add)
+
+class Ops:
+    both = [FIRST, add]
+    by_name = {{"add": FIRST, "sub": add}}
+"""
+
+
+def test_two_kernels_of_one_name_in_lists_and_dicts_and_under_an_autotuner(project, write, device, pointer):
+    write("kern", TABLES.format("1.0"))
+    project.watch("kern")
+    kern = project.load("kern")
+    first, second, tuner = kern.FIRST, kern.add, kern.TUNED["add"]
+
+    def places() -> list[tuple[object, object]]:
+        tables = [kern.PAIR, (kern.BY_NAME["add"], kern.BY_NAME["sub"]), tuple(kern.KERNELS), tuple(kern.Ops.both)]
+        return [*tables, tuple(kern.Ops.by_name.values())]
+
+    def texts() -> list[str]:
+        return [device.run(kernel, pointer(), BLOCK=64).asm["ttir"] for kernel in (first, second)]
+
+    before = texts()
+    assert "addf" in before[0] and "subf" in before[1]
+    write("kern", TABLES.format("3.0"))
+    transaction = project.reloader.reload()
+    assert all(pair == (first, second) for pair in places())
+    assert kern.TUNED["add"] is tuner and tuner.fn.fn is first
+    after = texts()
+    assert "addf" in after[0] and "subf" in after[1] and "3.000000e+00" in after[0] and "3.000000e+00" in after[1]
+    transaction.swap()
+    assert texts() == before
+    transaction.swap()
+    transaction.commit()
+    assert texts() == after and transaction.report.stale == []
+
+
 FACTORY = """
 def make(size):
     SIZE = tl.constexpr(size)
