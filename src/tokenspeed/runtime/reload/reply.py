@@ -8,8 +8,8 @@ from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed_kernel.jit import JitCount
 from tokenspeed_reload import Report
 
-CAPTURED = "tokenspeed.runtime.execution.graphs."
-"""How the names of the holders in a captured graph begin."""
+CAPTURED = ("tokenspeed.runtime.execution.graphs.", "dict object['_copies']")
+"""How the names of the holders in a captured graph begin; the second is what its `Snapshotter` remembers."""
 
 
 def overlay_note(strays: list[str]) -> list[str]:
