@@ -159,6 +159,24 @@ def test_a_reload_that_costs_ranks_has_failed(pair: Server, line: str, rank: int
     pair.revert(LLAMA)
 
 
+UNDO_BREAKS = """
+from tokenspeed_kernel.registry import REGISTRY
+REGISTRY.restore = None
+raise ValueError("no further")
+"""
+
+
+def test_an_edit_that_cannot_be_taken_back_costs_the_ranks(pair: Server) -> None:
+    expected, before = pair.text("Tell me"), pair.metric(REPLACEMENTS)
+    pair.edit(LLAMA, lambda text: text + UNDO_BREAKS)
+    reply = pair.reload()
+    assert (reply["success"], reply["code"], reply["phase"]) == (False, "failed", "patch"), dump(reply)
+    assert "a failed edit could not be undone (TypeError: 'NoneType' object is not callable)" in reply["error"]
+    assert pair.text("Tell me") == expected
+    assert pair.metric(REPLACEMENTS) == before + 1
+    pair.revert(LLAMA)
+
+
 def test_a_request_that_only_the_edited_code_dies_of_ends_alone(pair: Server) -> None:
     insert(pair, "if input_ids.shape[0] > 400: import os; os._exit(4)")
     assert pair.reload()["success"]

@@ -139,7 +139,8 @@ def _runs(message: Reload, status: ReloadStatus) -> bool:
 
 def _cut_short(message: Reload, error: EngineLost, status: ReloadStatus) -> Body:
     """The reply of a reload that ran when the ranks were lost: other ranks serve the code from before it."""
-    phase = PHASES[status.state]
+    # What is being undone says which phase had failed.
+    phase = status.detail if status.state == "undoing" else PHASES[status.state]
     body = reload_failure(message.id, "failed", phase, str(error), rank=error.rank)
     place = f" ({error.file}:{error.line})" if error.file else ""
     body |= {"file": error.file, "line": error.line, "text": error.text, "trace": [], "undone": True}

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
+from tokenspeed.errors import TokenSpeedError
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.errors import culprit, is_victim
 from tokenspeed.runtime.distributed.vote import Ballot, Verdict, Vote
@@ -25,7 +26,16 @@ from tokenspeed.runtime.reload.reply import nothing_changed, overlay_note, succe
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
 from tokenspeed_kernel.progress import PROGRESS
-from tokenspeed_reload import NeedsRestart, Reloader, ReloadError, Report, Sources, Transaction, UnknownModules
+from tokenspeed_reload import (
+    IncompleteUndo,
+    NeedsRestart,
+    Reloader,
+    ReloadError,
+    Report,
+    Sources,
+    Transaction,
+    UnknownModules,
+)
 
 OTHER_COLLECTIVES = (
     "captured other collectives than the other ranks; every rank must call the same ones in the same order"
@@ -62,6 +72,14 @@ class PhaseFailed(Exception):
             if rank is not None:
                 return cls(phase, rank, {**NOWHERE, "error": f"rank {rank} {how}"})
         return None
+
+
+class NotUndone(TokenSpeedError):
+    """A failed edit could not be taken back whole: this rank holds a mixture of old and new code."""
+
+    def __init__(self, why: list[str]):
+        told = "; ".join(dict.fromkeys(why))
+        super().__init__(f"a failed edit could not be undone ({told}); the ranks have to start anew")
 
 
 class ForwardReload:
@@ -167,6 +185,7 @@ class _Attempt:
         self.calls: dict[str, list[str]] = {}
         """Collectives that the edited code called, by phase."""
         self._transaction: Transaction | None = None
+        self._not_undone: list[str] = []
         self._edited_files: dict[str, str] = {}
         self._own_files = {record.source.path for record in reload.reloader.records.modules.values()}
 
@@ -187,11 +206,20 @@ class _Attempt:
         return self._phase("graphs", "graphs", self._capture, is_trial=True, runs=runs)
 
     def undo(self) -> None:
-        """Take back what this rank patched, and drop the connections that the edited code has used."""
+        """Take back what this rank patched, and drop the connections that the edited code has used.
+
+        Raises:
+            NotUndone: something could not be restored, so that this rank must not serve on.
+        """
         if self._transaction is not None:
-            self._transaction.undo()
+            try:
+                self._transaction.undo()
+            except IncompleteUndo as error:
+                self._not_undone = error.errors
         if "patch" in self.seconds:
             self.reload.world.renew_spare()
+        if self._not_undone:
+            raise NotUndone(self._not_undone)
 
     def commit(self) -> Report:
         """Make the patch final and return its report."""
@@ -215,9 +243,13 @@ class _Attempt:
 
     def _patch(self, sources: Sources) -> None:
         reload, refused = self.reload, list[str]()
-        self._transaction = reload.reloader.reload(
-            self.call.modules, sources, settle=lambda: refused.extend(reload.plans.make_anew())
-        )
+        try:
+            self._transaction = reload.reloader.reload(
+                self.call.modules, sources, settle=lambda: refused.extend(reload.plans.make_anew())
+            )
+        except ReloadError as error:
+            self._not_undone = error.not_undone
+            raise
         self._transaction.report.needs_restart.extend(NeedsRestart(kernel, ANOTHER_ORDER) for kernel in refused)
 
     def _warm(self) -> None:
