@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -302,9 +303,16 @@ def test_a_fault_in_the_work_of_a_commit_undoes_the_reload(project, picture, mon
     assert m.f() == 3
 
 
-def test_an_interrupt_waits_for_the_end_of_an_undo(project, picture):
-    import signal
+@pytest.fixture
+def interruptible():
+    """A shell starts what runs in its background with SIGINT ignored."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
 
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_waits_for_the_end_of_an_undo(project, picture):
     class Interrupting(Keeper):
         def restore(self, state: Any) -> None:
             signal.raise_signal(signal.SIGINT)

@@ -43,6 +43,7 @@ REFUSED = {
     "--worker-stall-secs": SILENCE,
     "--worker-overload-protection": SILENCE,
     "--disable-worker-overload-protection": SILENCE,
+    "--health-failure-threshold": SILENCE,
     "--worker-overload-shed": SILENCE,
     "--worker-overload-waiting-requests": SILENCE,
     "--worker-overload-token-usage": SILENCE,
