@@ -127,6 +127,8 @@ class Planner:
         ):
             if differs:
                 plan.needs_restart.append(NeedsRestart(where, why))
+                if why is not METACLASS:
+                    self._replaced.append(Replaced(where, live, why))
         self._made_by_decorators(where, before, after, live, plan)
 
     def _made_by_decorators(

@@ -58,6 +58,7 @@ class _Search:
     def __init__(self, replaced: list[Replaced], hidden: Iterable[Any]) -> None:
         self._names = {id(vars(m)): n for n, m in list(sys.modules.items()) if is_a(m, ModuleType)}
         self._ignored = {id(item) for item in hidden} | {id(hidden), id(replaced), id(self.__dict__)}
+        self._classes = {id(entry.old) for entry in replaced if is_a(entry.old, type) and not entry.is_part}
         for entry in replaced:
             self._ignored |= {id(entry), id(vars(entry))}
 
@@ -85,6 +86,9 @@ class _Search:
         is_kept = False
         referrers = gc.get_referrers(step.value)
         for holder in referrers:
+            if id(holder) in self._classes:
+                is_kept = True  # who holds the class is told of the class
+                continue
             if id(holder) in seen or id(holder) in self._ignored or _is_part(holder, step.value):
                 is_kept = is_kept or _is_ours(holder)  # what is left of an earlier reload, too
                 continue
