@@ -147,8 +147,9 @@ def test_a_reload_that_costs_ranks_has_failed(pair: Server, line: str, rank: int
     expected, before = pair.text("Tell me"), pair.metric(REPLACEMENTS)
     insert(pair, line)
     reply = pair.reload()
-    assert (reply["success"], reply["code"], reply["phase"]) == (False, "failed", "warm"), dump(reply)
-    assert reply["undone"]
+    assert (reply["success"], reply["code"], reply["undone"]) == (False, "failed", True), dump(reply)
+    # What a rank says last is lost when it ends its own process at once: then the phase is the one before.
+    assert reply["phase"] in (("warm",) if rank is not None else ("patch", "warm")), dump(reply)
     assert sentence in reply["error"], dump(reply)
     if rank is not None:
         assert reply["rank"] == rank
