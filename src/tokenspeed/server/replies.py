@@ -18,14 +18,17 @@ from tokenspeed.server.streams import TokenStream, Update, updates
 async def responses(
     accepted: Accepted, entries: Sequence[Entry], streams: Sequence[TokenStream], news: asyncio.Event
 ) -> AsyncIterator[pb.GenerateResponse]:
-    """All responses to one request; those of its answers come mixed, each with the index of its answer.
+    """All responses to one request.
 
-    A stop token counts as generated, but is sent only on request.
+    While it streams, those of its answers come mixed, each with the index of its answer. Otherwise there is one
+    for each answer, in order: the gateway numbers them as they come. A stop token counts as generated, but is
+    sent only on request.
 
     Raises:
         TokenSpeedError: when one of the answers cannot be finished.
     """
     generated = [0] * len(entries)
+    held: list[pb.GenerateResponse] = []
     async for index, update in updates(streams, news):
         if update.finish_reason == "error":
             raise TokenSpeedError(update.error or "the engine could not go on with this request")
@@ -46,7 +49,13 @@ async def responses(
             yield pb.GenerateResponse(request_id=accepted.request_id, chunk=chunk)
         if update.finish_reason is not None:
             complete = _complete(accepted, entry, update, generated[index])
-            yield pb.GenerateResponse(request_id=accepted.request_id, complete=complete)
+            response = pb.GenerateResponse(request_id=accepted.request_id, complete=complete)
+            if accepted.stream:
+                yield response
+            else:
+                held.append(response)
+    for response in sorted(held, key=lambda each: each.complete.index):
+        yield response
 
 
 def aborted(accepted: Accepted, index: int) -> pb.GenerateResponse:
