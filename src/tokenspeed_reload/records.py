@@ -91,6 +91,11 @@ class Sources:
     outside: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
 
+    def notes(self, told: Collection[str] = ()) -> list[str]:
+        """What to say of files that are gone, one sentence each, but for the modules in `told`."""
+        gone = [name for name in self.deleted if name not in told]
+        return [f"the file of {name} is gone; the module was left as it runs" for name in gone]
+
 
 @dataclass(frozen=True)
 class ModuleRecord:

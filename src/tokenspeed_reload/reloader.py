@@ -80,6 +80,8 @@ class Reloader:
         self.built_from = BuiltFrom()
         self._padding: dict[CodeType, CodeType] = {}
         self._open: Transaction | None = None
+        self._told_gone: frozenset[str] = frozenset()
+        """The modules whose file was gone at the last commit, which said so."""
 
     def install(self) -> None:
         """Put the loader hook in place; modules that are loaded already are taken to run what the disk holds.
@@ -162,7 +164,7 @@ class Reloader:
             modules=[ReloadedModule(name, why[name]) for name in inputs.modules],
             pending=list(sources.pending),
             needs_restart=self._outside(sources),
-            notes=_deleted(sources),
+            notes=sources.notes(),
         )
         merge = Merge(UndoLog(), self.adapters, inputs, self._padding, self.records.modules)
         old = {name: self.records.modules[name].code for name in inputs.modules}
@@ -210,7 +212,7 @@ class Reloader:
             modules=[ReloadedModule(name, why[name]) for name in inputs.modules],
             pending=list(sources.pending),
             needs_restart=self._outside(sources),
-            notes=_deleted(sources),
+            notes=sources.notes(self._told_gone),
         )
         foreign = {name: self._foreign_names(name) for name in inputs.modules}
         report.seconds["plan"] = time.perf_counter() - started
@@ -251,6 +253,7 @@ class Reloader:
                     records.note_names(name, vars(sys.modules[name]), names)
             self._disk.note_files()
             self.built_from.keep(built_from)
+            self._told_gone = frozenset(sources.deleted)
         except BaseException:
             for records, modules in before:
                 records.modules.clear()
@@ -384,7 +387,3 @@ def _line(error: Exception, data: bytes) -> int | None:
         return data.count(b"\n", 0, data.index(b"\0")) + 1
     declared = [number for number, line in enumerate(data.splitlines()[:2], 1) if b"coding" in line]
     return declared[0] if declared else None
-
-
-def _deleted(sources: Sources) -> list[str]:
-    return [f"the file of {name} is gone; the module was left as it runs" for name in sources.deleted]

@@ -106,6 +106,7 @@ class ForwardReload:
         self.world = world
         self.status = status
         self.weight_version = weight_version
+        self._told_strays: frozenset[str] = frozenset()
 
     @property
     def generation(self) -> int:
@@ -122,7 +123,7 @@ class ForwardReload:
             return None  # the read phase will meet it again, and tell every rank
         if sources.modules or call.modules is not None:
             return None
-        notes = overlay_note(self.reloader.strays())
+        notes = [*overlay_note(self.reloader.strays()), *sources.notes()]
         return nothing_changed(call.id, self.generation, self.reloader.looked_at(), sources.outside, notes)
 
     def run(self, call: Reload, drained_after: float) -> dict[str, Any]:
@@ -144,7 +145,9 @@ class ForwardReload:
         self.world.promote(attempt.calls)
         self.scheduler.reseed_cache(generation.number, self.weight_version)
         report = attempt.commit()
-        report.notes.extend(overlay_note(self.reloader.strays()))
+        strays = self.reloader.strays()
+        report.notes.extend(overlay_note([file for file in strays if file not in self._told_strays]))
+        self._told_strays = frozenset(strays)
         total = time.perf_counter() - started + drained_after
         seconds = {"drain": drained_after, **attempt.seconds, "total": total}
         body = success(call.id, report, generation, jit, seconds)

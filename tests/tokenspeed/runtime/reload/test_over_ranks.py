@@ -240,3 +240,27 @@ def test_a_spare_that_cannot_be_made_refuses_the_next_reload_only(edited: Edited
     away.rename(meeting)
     assert edited.reload()["success"]
     assert edited.answers() == before
+
+
+@pytest.mark.parametrize("edited", ["graphs"], indirect=True)
+def test_what_is_said_of_files_is_said_once_and_where_nothing_else_changed(edited: Edited) -> None:
+    stray, extra = edited.path("tokenspeed.runtime.model.llama"), edited.path("tokenspeed.runtime.models.extra")
+    for path in (stray, extra):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    stray.write_text("")
+    extra.write_text("FACTOR = 1.0\n")
+    edited.write(LLAMA, "import torch\n", "import torch\nfrom tokenspeed.runtime.models import extra\n")
+    reply = edited.reload()
+    assert reply["success"] and any(str(stray) in note for note in reply["notes"]), reply
+    extra.unlink()
+    reply = edited.reload()
+    assert reply["modules"] == [] and any(str(stray) in note for note in reply["notes"]), reply
+    assert any("models.extra is gone" in note for note in reply["notes"]), reply
+    edited.revert(LLAMA)
+    reply = edited.reload()
+    assert not any(str(stray) in note for note in reply["notes"]), reply
+    assert any("models.extra is gone" in note for note in reply["notes"]), reply
+    edited.write(LLAMA, "import torch\n", "import torch\n\n")
+    reply = edited.reload()
+    assert reply["success"] and not any("extra" in note or str(stray) in note for note in reply["notes"]), reply
+    stray.unlink()
