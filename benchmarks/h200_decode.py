@@ -34,7 +34,10 @@ from tokenspeed.runtime.engine.outbox import Outbox  # noqa: E402
 from tokenspeed.runtime.engine.profiler import Profiler  # noqa: E402
 from tokenspeed.runtime.engine.startup import Startup  # noqa: E402
 from tokenspeed.runtime.engine.stream import Stream  # noqa: E402
-from tokenspeed.runtime.protocol import Loads, Outputs, RequestOutput, SamplingParams, Stop, Submit  # noqa: E402
+from tokenspeed.runtime.protocol.calls import Stop, Submit  # noqa: E402
+from tokenspeed.runtime.protocol.reports import Outputs, RequestOutput  # noqa: E402
+from tokenspeed.runtime.protocol.sampling import SamplingParams  # noqa: E402
+from tokenspeed.runtime.protocol.state import Loads  # noqa: E402
 from tokenspeed.runtime.scheduler.batch import Batch, Row  # noqa: E402
 from tokenspeed.runtime.scheduler.request import Request  # noqa: E402
 

@@ -18,7 +18,7 @@ import msgspec
 from starlette.routing import Route
 
 from tokenspeed.runtime.config import Config, option_fields
-from tokenspeed.runtime.protocol import Message
+from tokenspeed.runtime.protocol.message import Message
 from tokenspeed.server.control import ControlApp
 
 DOCS = Path(__file__).parent

@@ -14,17 +14,11 @@ from tokenspeed.runtime.engine.grammars import Grammars
 from tokenspeed.runtime.engine.loop import EngineLoop
 from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.startup import Startup
-from tokenspeed.runtime.protocol import (
-    CallReply,
-    ControlCall,
-    Loads,
-    Message,
-    Outputs,
-    RequestOutput,
-    SamplingParams,
-    Stop,
-    Submit,
-)
+from tokenspeed.runtime.protocol.calls import ControlCall, Stop, Submit
+from tokenspeed.runtime.protocol.message import Message
+from tokenspeed.runtime.protocol.reports import CallReply, Outputs, RequestOutput
+from tokenspeed.runtime.protocol.sampling import SamplingParams
+from tokenspeed.runtime.protocol.state import Loads
 
 
 class MemoryStream:

@@ -24,17 +24,10 @@ from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.agreement import StepDigest
 from tokenspeed.runtime.engine.directives import Directive, StreamMessage
 from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
-from tokenspeed.runtime.protocol import (
-    Message,
-    Outputs,
-    Ready,
-    RequestOutput,
-    SamplingParams,
-    Starting,
-    Stop,
-    Submit,
-    ToEngine,
-)
+from tokenspeed.runtime.protocol.calls import Stop, Submit, ToEngine
+from tokenspeed.runtime.protocol.message import Message
+from tokenspeed.runtime.protocol.reports import Outputs, Ready, RequestOutput, Starting
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 
 
 @dataclass

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from tokenspeed.offline.engine import Engine
     from tokenspeed.offline.tokenizer import Tokenizer
     from tokenspeed.runtime.config import Config
-    from tokenspeed.runtime.protocol import CallReply, EngineInfo, RequestOutput
+    from tokenspeed.runtime.protocol.reports import CallReply, RequestOutput
+    from tokenspeed.runtime.protocol.state import EngineInfo
     from tokenspeed_reload import Reloader
 
 # The engine is imported by methods only: the reloader's hook has to be in place before.
@@ -249,7 +250,7 @@ class LLM:
         """Check every request, then submit them all."""
         from tokenspeed.offline.answers import Answer, Batch, empty_generation
         from tokenspeed.offline.text import GrowingText
-        from tokenspeed.runtime.protocol import Submit
+        from tokenspeed.runtime.protocol.calls import Submit
 
         engine = self._opened()
         asked = as_list(prompts)
@@ -305,7 +306,7 @@ class LLM:
 
     def _abandon(self, batch: Batch) -> None:
         """Nobody reads on: end what is open in the engine."""
-        from tokenspeed.runtime.protocol import Abort
+        from tokenspeed.runtime.protocol.calls import Abort
 
         for request_id in batch.open:
             if self._batches.pop(request_id, None) is not None and self._engine is not None:
@@ -314,7 +315,7 @@ class LLM:
 
     def _pump(self) -> None:
         """Take the engine's next messages to whom they are for."""
-        from tokenspeed.runtime.protocol import CallReply, Outputs
+        from tokenspeed.runtime.protocol.reports import CallReply, Outputs
 
         engine = self._opened()
         try:
@@ -334,7 +335,7 @@ class LLM:
         self._replies[message.call] = message.body
 
     def _take(self, output: RequestOutput) -> None:
-        from tokenspeed.runtime.protocol import Abort
+        from tokenspeed.runtime.protocol.calls import Abort
 
         batch = self._batches.get(output.request_id)
         if batch is not None and batch.open[output.request_id].take(output):

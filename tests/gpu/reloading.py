@@ -67,7 +67,8 @@ class Program:
 
     def submit(self, tag: str, tokens: int = 24) -> None:
         """Queue every prompt."""
-        from tokenspeed.runtime.protocol import SamplingParams, Submit
+        from tokenspeed.runtime.protocol.calls import Submit
+        from tokenspeed.runtime.protocol.sampling import SamplingParams
 
         sampling = SamplingParams(max_new_tokens=tokens, temperature=0.0, ignore_eos=True)
         self.stream.messages += [
@@ -76,7 +77,7 @@ class Program:
 
     def call_reload(self) -> None:
         """Send a `reload_forward`."""
-        from tokenspeed.runtime.protocol import Reload
+        from tokenspeed.runtime.protocol.calls import Reload
 
         self.calls += 1
         self.stream.messages.append(Reload(call=self.calls, id=f"edit {self.calls}"))
@@ -89,7 +90,7 @@ class Program:
 
     def answers(self, tag: str) -> list[list[int]]:
         """Ids of the requests of `tag`; every one has to have ended by its length."""
-        from tokenspeed.runtime.protocol import Outputs
+        from tokenspeed.runtime.protocol.reports import Outputs
 
         found: dict[str, list[int]] = {}
         ended = {}
@@ -104,7 +105,7 @@ class Program:
 
     def reply(self) -> dict[str, Any]:
         """The answer to the last call."""
-        from tokenspeed.runtime.protocol import CallReply
+        from tokenspeed.runtime.protocol.reports import CallReply
 
         bodies = [message.body for message in self.outbox.sent if isinstance(message, CallReply)]
         assert len(bodies) == self.calls

@@ -17,7 +17,7 @@ from tokenspeed.runtime.execution.buffers import BatchBuffers
 from tokenspeed.runtime.execution.inputs import StepShape
 from tokenspeed.runtime.loader.source import resolve
 from tokenspeed.runtime.loader.weights import checkpoint_weights
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.scheduler.batch import Batch, Row
 from tokenspeed.runtime.scheduler.request import Request
 

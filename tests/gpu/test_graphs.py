@@ -13,7 +13,7 @@ from tests.engine import InProcessEngine
 from tokenspeed.runtime.config import CacheOptions, GraphOptions, SchedulerOptions, ServeOptions
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.inputs import StepShape
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.scheduler.batch import Batch, Row
 from tokenspeed.runtime.scheduler.request import Request
 

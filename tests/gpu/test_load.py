@@ -8,7 +8,9 @@ from pathlib import Path
 
 from tests.engine import InProcessEngine
 from tokenspeed.runtime.config import CacheOptions, SchedulerOptions
-from tokenspeed.runtime.protocol import Abort, Outputs, SamplingParams, Submit
+from tokenspeed.runtime.protocol.calls import Abort, Submit
+from tokenspeed.runtime.protocol.reports import Outputs
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 
 
 def test_300_requests_under_memory_pressure(start: Callable[..., InProcessEngine], tiny: Callable[..., Path]) -> None:

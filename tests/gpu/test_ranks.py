@@ -13,7 +13,7 @@ from tokenspeed.forward import FORWARD_PACKAGES
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, KernelOptions, ModelOptions, SchedulerOptions
 from tokenspeed.runtime.execution.graphs.cuda import CudaGraphBackend, open_graph_memory
 from tokenspeed.runtime.execution.graphs.cuda_nodes import NodeReader
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 

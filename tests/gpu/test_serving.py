@@ -30,7 +30,8 @@ from tokenspeed.runtime.config import (
     ReloadOptions,
     SchedulerOptions,
 )
-from tokenspeed.runtime.protocol import SamplingParams, Submit
+from tokenspeed.runtime.protocol.calls import Submit
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed_kernel.workspace import WORKSPACE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deterministic:UserWarning")

@@ -10,7 +10,7 @@ import xgrammar
 from xgrammar import CompiledGrammar, TokenizerInfo
 
 from tokenspeed.grammar.errors import GrammarError
-from tokenspeed.runtime.protocol import Grammar
+from tokenspeed.runtime.protocol.sampling import Grammar
 
 LARGEST_COMPILED = 16 * 2**20
 """Bytes. A rank reads 16 MiB in about half a second, in which it serves nobody."""

@@ -6,7 +6,8 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 
-from tokenspeed.runtime.protocol import DefineGrammar, ForgetGrammar, Grammar
+from tokenspeed.runtime.protocol.calls import DefineGrammar, ForgetGrammar
+from tokenspeed.runtime.protocol.sampling import Grammar
 
 MOST_GRAMMARS = 256
 MOST_BYTES = 64 * 2**20

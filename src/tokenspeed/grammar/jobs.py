@@ -6,7 +6,7 @@ import struct
 
 import msgspec
 
-from tokenspeed.runtime.protocol import Grammar
+from tokenspeed.runtime.protocol.sampling import Grammar
 
 LENGTH = struct.Struct("<I")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tokenspeed.offline.outputs import Completion, Delta, Generation, TokenLogprob
 from tokenspeed.offline.text import GrowingText
-from tokenspeed.runtime.protocol import RequestOutput, TokenLogprobs
+from tokenspeed.runtime.protocol.reports import RequestOutput, TokenLogprobs
 
 
 class Batch:

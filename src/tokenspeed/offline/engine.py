@@ -18,7 +18,10 @@ from tokenspeed.runtime.engine.directives import Directive, StreamMessage
 from tokenspeed.runtime.engine.loop import EngineLoop
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.process import build
-from tokenspeed.runtime.protocol import EngineInfo, Message, Ready, ToEngine
+from tokenspeed.runtime.protocol.calls import ToEngine
+from tokenspeed.runtime.protocol.message import Message
+from tokenspeed.runtime.protocol.reports import Ready
+from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed_reload import Reloader
 
 SHORT_WAIT_S = 0.05

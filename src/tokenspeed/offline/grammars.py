@@ -10,7 +10,9 @@ import msgspec
 
 from tokenspeed.grammar.definitions import MOST_BYTES, MOST_GRAMMARS, Definitions
 from tokenspeed.grammar.errors import GrammarError, is_installed
-from tokenspeed.runtime.protocol import EngineInfo, Grammar, SamplingParams, ToEngine
+from tokenspeed.runtime.protocol.calls import ToEngine
+from tokenspeed.runtime.protocol.sampling import Grammar, SamplingParams
+from tokenspeed.runtime.protocol.state import EngineInfo
 
 if TYPE_CHECKING:
     from tokenspeed.grammar.compiler import Compiler

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from tokenspeed.errors import RequestError
-from tokenspeed.runtime.protocol import Reload, reload_failure
+from tokenspeed.runtime.protocol.calls import Reload
+from tokenspeed.runtime.protocol.refusals import reload_failure
 from tokenspeed.server.reloads import ReloadRequest
 
 

@@ -10,8 +10,8 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from tokenspeed.errors import RequestError
 from tokenspeed.offline.params import SamplingParams
-from tokenspeed.runtime import protocol
-from tokenspeed.runtime.protocol import EngineInfo
+from tokenspeed.runtime.protocol import sampling
+from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.parameters import MOST_TOP_LOGPROBS
 from tokenspeed.server.requests import Intake
 
@@ -38,7 +38,7 @@ class OfflineIntake:
     def __init__(self, info: EngineInfo, seed: int) -> None:
         self._intake = Intake(info, seed)
 
-    def accept(self, prompt: Sequence[int], params: SamplingParams) -> list[protocol.SamplingParams]:
+    def accept(self, prompt: Sequence[int], params: SamplingParams) -> list[sampling.SamplingParams]:
         """The parameters of each of the `n` answers.
 
         Raises:

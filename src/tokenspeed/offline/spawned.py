@@ -15,17 +15,10 @@ import msgspec
 import zmq
 
 from tokenspeed.runtime.config import Config
-from tokenspeed.runtime.protocol import (
-    EngineInfo,
-    Failed,
-    Message,
-    Ready,
-    ReloadStatus,
-    Sign,
-    Stop,
-    ToEngine,
-    ToFront,
-)
+from tokenspeed.runtime.protocol.calls import Stop, ToEngine
+from tokenspeed.runtime.protocol.message import Message
+from tokenspeed.runtime.protocol.reports import Failed, Ready, ToFront
+from tokenspeed.runtime.protocol.state import EngineInfo, ReloadStatus, Sign
 from tokenspeed.server.calls import WAITING_STATES
 from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.judge import Judge

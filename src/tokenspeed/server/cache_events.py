@@ -11,17 +11,15 @@ from dataclasses import dataclass
 
 from smg_grpc_proto.generated import common_pb2 as common
 
-from tokenspeed.runtime.protocol import (
+from tokenspeed.runtime.protocol.cache import (
     BlocksRemoved,
     BlocksStored,
     CacheCleared,
     CacheEvent,
     CacheEvents,
     CacheSnapshot,
-    ToEngine,
-    UnwatchCache,
-    WatchCache,
 )
+from tokenspeed.runtime.protocol.calls import ToEngine, UnwatchCache, WatchCache
 from tokenspeed.server.errors import EngineUnavailable, SubscriberTooSlow
 from tokenspeed.server.load_record import TICK, LoadRecords
 

@@ -11,17 +11,10 @@ from typing import Any
 
 import msgspec
 
-from tokenspeed.runtime.protocol import (
-    CallReply,
-    Continue,
-    FlushCache,
-    Pause,
-    Reload,
-    ReloadStatus,
-    StartProfile,
-    StopProfile,
-    reload_failure,
-)
+from tokenspeed.runtime.protocol.calls import Continue, FlushCache, Pause, Reload, StartProfile, StopProfile
+from tokenspeed.runtime.protocol.refusals import reload_failure
+from tokenspeed.runtime.protocol.reports import CallReply
+from tokenspeed.runtime.protocol.state import ReloadStatus
 from tokenspeed.server.errors import EngineLost, EngineUnavailable
 
 AnyCall = Reload | Pause | Continue | FlushCache | StartProfile | StopProfile

@@ -12,28 +12,19 @@ import msgspec
 
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.grammar.definitions import Definitions
-from tokenspeed.runtime.protocol import (
-    Abort,
+from tokenspeed.runtime.protocol.cache import CacheEvents, CacheSnapshot
+from tokenspeed.runtime.protocol.calls import Abort, Continue, LoadGrammars, Pause, Ping, Stop, Submit, ToEngine
+from tokenspeed.runtime.protocol.reports import (
     Admitted,
-    CacheEvents,
-    CacheSnapshot,
     CallReply,
     Committed,
-    Continue,
-    LoadGrammars,
-    Loads,
     Outputs,
-    Pause,
-    Ping,
     Pong,
-    ReloadStatus,
     RequestOutput,
     StepFailed,
-    Stop,
-    Submit,
-    ToEngine,
     ToFront,
 )
+from tokenspeed.runtime.protocol.state import Loads, ReloadStatus
 from tokenspeed.server.cache_events import CacheEventHub
 from tokenspeed.server.calls import WAITING_STATES, AnyCall, Calls
 from tokenspeed.server.committed import CommittedCode

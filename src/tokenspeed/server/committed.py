@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from tokenspeed.forward import COMMITTED_FILE
-from tokenspeed.runtime.protocol import Committed, ModuleCode
+from tokenspeed.runtime.protocol.reports import Committed
+from tokenspeed.runtime.protocol.state import ModuleCode
 
 
 class CommittedCode:

@@ -18,16 +18,8 @@ from starlette.routing import Route
 
 from tokenspeed.errors import RequestError, ResourceError
 from tokenspeed.runtime.config import ControlOptions
-from tokenspeed.runtime.protocol import (
-    NOT_ENABLED,
-    Continue,
-    DrainMode,
-    FlushCache,
-    Pause,
-    StartProfile,
-    StopProfile,
-    reload_failure,
-)
+from tokenspeed.runtime.protocol.calls import Continue, DrainMode, FlushCache, Pause, StartProfile, StopProfile
+from tokenspeed.runtime.protocol.refusals import NOT_ENABLED, reload_failure
 from tokenspeed.server.calls import AnyCall, Body
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.errors import EngineUnavailable

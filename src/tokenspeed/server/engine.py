@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.runtime.config import Config
-from tokenspeed.runtime.protocol import EngineInfo, Starting
+from tokenspeed.runtime.protocol.reports import Starting
+from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.incarnation import Incarnation

@@ -16,7 +16,8 @@ import msgspec
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.grammar.errors import GrammarError, is_installed
 from tokenspeed.grammar.jobs import LENGTH, Cancel, Job, Outcome, frame
-from tokenspeed.runtime.protocol import EngineInfo, Grammar
+from tokenspeed.runtime.protocol.sampling import Grammar
+from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.errors import QueueFull, UnsupportedCall
 
 TIME_LIMIT = 30.0

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from tokenspeed.runtime.config import Config
-from tokenspeed.runtime.protocol import EngineInfo, Failed, Ready, Starting, ToFront
+from tokenspeed.runtime.protocol.reports import Failed, Ready, Starting, ToFront
+from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.committed import CommittedCode
 from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.judge import TICK, Judge

@@ -14,7 +14,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 import tokenspeed
 from tokenspeed.runtime.config import Config
-from tokenspeed.runtime.protocol import FIRST_WEIGHT_VERSION, EngineInfo, Loads
+from tokenspeed.runtime.protocol.state import FIRST_WEIGHT_VERSION, EngineInfo, Loads
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tokenspeed.runtime.protocol import SamplingParams, TokenLogprobs
+from tokenspeed.runtime.protocol.reports import TokenLogprobs
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tokenspeed.runtime.protocol import SIGN_INTERVAL_S, Sign
+from tokenspeed.runtime.protocol.state import SIGN_INTERVAL_S, Sign
 from tokenspeed.server.errors import EngineLost
 
 TICK = SIGN_INTERVAL_S

@@ -12,7 +12,9 @@ import zmq
 import zmq.asyncio
 
 from tokenspeed.errors import ResourceError
-from tokenspeed.runtime.protocol import Sign, ToEngine, ToFront
+from tokenspeed.runtime.protocol.calls import ToEngine
+from tokenspeed.runtime.protocol.reports import ToFront
+from tokenspeed.runtime.protocol.state import Sign
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tokenspeed.runtime.protocol import EngineInfo, Loads
+from tokenspeed.runtime.protocol.state import EngineInfo, Loads
 
 # fmt: off
 FIRST_TOKEN_SECONDS = (

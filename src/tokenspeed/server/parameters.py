@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from tokenspeed.errors import RequestError
-from tokenspeed.runtime.protocol import EngineInfo, SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
+from tokenspeed.runtime.protocol.state import EngineInfo
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing by it would overflow float32."""

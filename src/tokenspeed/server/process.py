@@ -17,7 +17,9 @@ import msgspec
 
 from tokenspeed.errors import ModelError, RequestError, TokenSpeedError
 from tokenspeed.runtime.config import Config, SchedulerOptions
-from tokenspeed.runtime.protocol import EngineInfo, Reload, Starting
+from tokenspeed.runtime.protocol.calls import Reload
+from tokenspeed.runtime.protocol.reports import Starting
+from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.control import ControlApp, ControlServer
 from tokenspeed.server.engine import Engine

@@ -13,7 +13,7 @@ import msgspec
 from smg_grpc_proto.generated import common_pb2 as common
 
 from tokenspeed.errors import RequestError
-from tokenspeed.runtime.protocol import ProfileActivity
+from tokenspeed.runtime.protocol.calls import ProfileActivity
 
 DIRECTORY_VARIABLE = "TOKENSPEED_PROFILER_DIR"
 """Environment variable with the directory of profiles that name none; without it that is the temporary directory."""

@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from tokenspeed.errors import RequestError
-from tokenspeed.runtime.protocol import DrainMode, ReloadStatus, reload_failure
+from tokenspeed.runtime.protocol.calls import DrainMode
+from tokenspeed.runtime.protocol.refusals import reload_failure
+from tokenspeed.runtime.protocol.state import ReloadStatus
 from tokenspeed.server.calls import PHASES, Body
 from tokenspeed.server.errors import EngineLost, EngineUnavailable
 

@@ -9,7 +9,7 @@ from typing import Any
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from tokenspeed.errors import TokenSpeedError
-from tokenspeed.runtime.protocol import TokenLogprobs
+from tokenspeed.runtime.protocol.reports import TokenLogprobs
 from tokenspeed.server.journal import Entry
 from tokenspeed.server.requests import Accepted
 from tokenspeed.server.streams import TokenStream, Update, updates

@@ -11,7 +11,8 @@ import msgspec
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from tokenspeed.errors import RequestError
-from tokenspeed.runtime.protocol import EngineInfo, Grammar, GrammarKind, SamplingParams, choice_seed
+from tokenspeed.runtime.protocol.sampling import Grammar, GrammarKind, SamplingParams, choice_seed
+from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.errors import UnsupportedCall
 from tokenspeed.server.parameters import MOST_TOP_LOGPROBS, ParameterCheck, check_ids
 

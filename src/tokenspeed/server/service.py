@@ -14,7 +14,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 
 from tokenspeed.errors import RequestError, TokenSpeedError
-from tokenspeed.runtime.protocol import FlushCache, StartProfile, StopProfile
+from tokenspeed.runtime.protocol.calls import FlushCache, StartProfile, StopProfile
 from tokenspeed.server.cache_events import batches
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.errors import EngineUnavailable, QueueFull, SubscriberTooSlow, UnsupportedCall

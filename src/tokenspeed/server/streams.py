@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from tokenspeed.errors import TokenSpeedError
-from tokenspeed.runtime.protocol import FinishReason, RequestOutput, TokenLogprobs
+from tokenspeed.runtime.protocol.reports import FinishReason, RequestOutput, TokenLogprobs
 from tokenspeed.server.stops import StopWatcher
 
 

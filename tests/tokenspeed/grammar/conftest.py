@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from tests.byte_tokenizer import EOS, VOCAB_SIZE, write_tokenizer
 from tokenspeed.grammar.state import GrammarState
-from tokenspeed.runtime.protocol import Grammar, GrammarKind
+from tokenspeed.runtime.protocol.sampling import Grammar, GrammarKind
 
 
 @pytest.fixture(scope="session")

@@ -17,36 +17,36 @@ from typing import Any
 import msgspec
 import zmq
 
-from tokenspeed.runtime.protocol import (
+from tokenspeed.runtime.protocol.cache import CacheSnapshot
+from tokenspeed.runtime.protocol.calls import (
     Abort,
-    Admitted,
-    CacheSnapshot,
-    CallReply,
     Continue,
-    EngineInfo,
-    Failed,
-    FinishReason,
     FlushCache,
-    Loads,
-    Outputs,
     Pause,
     Ping,
-    Pong,
-    Ready,
     Reload,
-    ReloadStatus,
-    RequestOutput,
-    Starting,
     StartProfile,
-    StepFailed,
     Stop,
     StopProfile,
     Submit,
     ToEngine,
-    ToFront,
-    TokenLogprobs,
     WatchCache,
 )
+from tokenspeed.runtime.protocol.reports import (
+    Admitted,
+    CallReply,
+    Failed,
+    FinishReason,
+    Outputs,
+    Pong,
+    Ready,
+    RequestOutput,
+    Starting,
+    StepFailed,
+    ToFront,
+    TokenLogprobs,
+)
+from tokenspeed.runtime.protocol.state import EngineInfo, Loads, ReloadStatus
 
 EOS = 257
 VOCAB_SIZE = 260

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenspeed.runtime.protocol import EngineInfo
+from tokenspeed.runtime.protocol.state import EngineInfo
 
 
 def engine_info(**changes: Any) -> EngineInfo:

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tokenspeed.runtime.protocol import (
-    BlocksRemoved,
-    BlocksStored,
-    CachedBlock,
-    CacheEvents,
-    CacheSnapshot,
-    ToEngine,
-    UnwatchCache,
-    WatchCache,
-)
+from tokenspeed.runtime.protocol.cache import BlocksRemoved, BlocksStored, CachedBlock, CacheEvents, CacheSnapshot
+from tokenspeed.runtime.protocol.calls import ToEngine, UnwatchCache, WatchCache
 from tokenspeed.server.cache_events import BLOCKS_IN_BATCH, MOST_BLOCKS_WAITING, Batch, CacheEventHub, Subscription
 from tokenspeed.server.errors import EngineUnavailable, SubscriberTooSlow
 

@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
-from tokenspeed.runtime.protocol import (
-    CallReply,
-    Continue,
-    FlushCache,
-    Pause,
-    Reload,
-    ReloadStatus,
-    StartProfile,
-    StopProfile,
-)
+from tokenspeed.runtime.protocol.calls import Continue, FlushCache, Pause, Reload, StartProfile, StopProfile
+from tokenspeed.runtime.protocol.reports import CallReply
+from tokenspeed.runtime.protocol.state import ReloadStatus
 from tokenspeed.server.calls import Calls, OpenCall
 from tokenspeed.server.errors import EngineLost
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tokenspeed.rank import committed
-from tokenspeed.runtime.protocol import Committed, ModuleCode
+from tokenspeed.runtime.protocol.reports import Committed
+from tokenspeed.runtime.protocol.state import ModuleCode
 from tokenspeed.server.committed import CommittedCode
 from tokenspeed_reload import Origin, SourceText
 

@@ -17,7 +17,8 @@ from tests.tokenspeed.server.engine_info import engine_info
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.grammar.definitions import MOST_GRAMMARS, Definitions
 from tokenspeed.grammar.errors import GrammarError
-from tokenspeed.runtime.protocol import DefineGrammar, ForgetGrammar, Grammar
+from tokenspeed.runtime.protocol.calls import DefineGrammar, ForgetGrammar
+from tokenspeed.runtime.protocol.sampling import Grammar
 from tokenspeed.server.errors import UnsupportedCall
 from tokenspeed.server.grammars import GrammarCompiler
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.tokenspeed.server.engine_info import engine_info
 from tokenspeed.runtime.config import Config, ModelOptions
-from tokenspeed.runtime.protocol import Loads
+from tokenspeed.runtime.protocol.state import Loads
 from tokenspeed.server.info import Description
 
 

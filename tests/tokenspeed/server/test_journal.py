@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.server.journal import Entry, Journal
 
 

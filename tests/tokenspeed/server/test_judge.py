@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenspeed.runtime.protocol import Sign
+from tokenspeed.runtime.protocol.state import Sign
 from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.judge import LONGEST_TICK, Judge
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.tokenspeed.server.engine_info import engine_info
-from tokenspeed.runtime.protocol import Loads
+from tokenspeed.runtime.protocol.state import Loads
 from tokenspeed.server.metrics import Metrics, Timing
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tokenspeed.errors import RequestError
-from tokenspeed.runtime.protocol import ReloadStatus
+from tokenspeed.runtime.protocol.state import ReloadStatus
 from tokenspeed.server import reloads
 from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.reloads import ReloadRequest, Reloads

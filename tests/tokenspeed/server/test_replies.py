@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
-from tokenspeed.runtime.protocol import RequestOutput, SamplingParams
+from tokenspeed.runtime.protocol.reports import RequestOutput
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.server.journal import Entry
 from tokenspeed.server.replies import responses
 from tokenspeed.server.requests import Accepted

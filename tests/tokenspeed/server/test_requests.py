@@ -11,7 +11,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from tests.tokenspeed.server.engine_info import engine_info
 from tokenspeed.errors import RequestError
-from tokenspeed.runtime.protocol import EngineInfo
+from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.errors import UnsupportedCall
 from tokenspeed.server.requests import Accepted, Intake
 

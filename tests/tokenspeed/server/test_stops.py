@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tokenspeed.errors import RequestError
-from tokenspeed.runtime.protocol import RequestOutput, TokenLogprobs
+from tokenspeed.runtime.protocol.reports import RequestOutput, TokenLogprobs
 from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.stops import StopWatcher, TokenizerFile
 from tokenspeed.server.streams import TokenStream, updates

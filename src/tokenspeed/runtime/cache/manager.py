@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tokenspeed.runtime.cache.blocks import BlockAllocator
 from tokenspeed.runtime.cache.prefix import DigestChain, PrefixIndex
 from tokenspeed.runtime.cache.watch import IndexWatch
-from tokenspeed.runtime.protocol import BlocksStored
+from tokenspeed.runtime.protocol.cache import BlocksStored
 
 
 @dataclass(slots=True)

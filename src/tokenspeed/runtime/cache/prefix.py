@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from tokenspeed.runtime.cache.watch import Content, IndexWatch, snapshot
-from tokenspeed.runtime.protocol import BlocksStored
+from tokenspeed.runtime.protocol.cache import BlocksStored
 
 DIGEST_BYTES = 16
 

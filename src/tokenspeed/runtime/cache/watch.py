@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tokenspeed.runtime.protocol import BlocksRemoved, BlocksStored, CacheCleared, CachedBlock, CacheEvent
+from tokenspeed.runtime.protocol.cache import BlocksRemoved, BlocksStored, CacheCleared, CachedBlock, CacheEvent
 
 
 class Content(NamedTuple):

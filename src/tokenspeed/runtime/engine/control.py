@@ -14,17 +14,10 @@ from typing import Any
 from tokenspeed.runtime.engine.directives import Begin, Directive, Expire, Settle
 from tokenspeed.runtime.engine.held import HeldRequests
 from tokenspeed.runtime.engine.outbox import Outbox
-from tokenspeed.runtime.protocol import (
-    NOT_ENABLED,
-    Continue,
-    ControlCall,
-    FlushCache,
-    Pause,
-    Reload,
-    ReloadStatus,
-    RequestOutput,
-    reload_failure,
-)
+from tokenspeed.runtime.protocol.calls import Continue, ControlCall, FlushCache, Pause, Reload
+from tokenspeed.runtime.protocol.refusals import NOT_ENABLED, reload_failure
+from tokenspeed.runtime.protocol.reports import RequestOutput
+from tokenspeed.runtime.protocol.state import ReloadStatus
 from tokenspeed.runtime.reload.forward import ForwardReload
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 

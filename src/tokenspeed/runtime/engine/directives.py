@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from tokenspeed.runtime.protocol import Message, ToEngine
+from tokenspeed.runtime.protocol.calls import ToEngine
+from tokenspeed.runtime.protocol.message import Message
 
 
 class Begin(Message, frozen=True):

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tokenspeed.runtime.protocol import ControlCall, RequestOutput
+from tokenspeed.runtime.protocol.calls import ControlCall
+from tokenspeed.runtime.protocol.reports import RequestOutput
 
 
 class HeldRequests:

@@ -18,11 +18,9 @@ from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.stream import Stream
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.pending import PendingStep
-from tokenspeed.runtime.protocol import (
+from tokenspeed.runtime.protocol.cache import CacheEvents, CacheSnapshot
+from tokenspeed.runtime.protocol.calls import (
     Abort,
-    Admitted,
-    CacheEvents,
-    CacheSnapshot,
     Continue,
     DefineGrammar,
     FlushCache,
@@ -31,7 +29,6 @@ from tokenspeed.runtime.protocol import (
     Pause,
     Ping,
     Reload,
-    RequestOutput,
     StartProfile,
     Stop,
     StopProfile,
@@ -39,6 +36,7 @@ from tokenspeed.runtime.protocol import (
     UnwatchCache,
     WatchCache,
 )
+from tokenspeed.runtime.protocol.reports import Admitted, RequestOutput
 from tokenspeed.runtime.scheduler.batch import Batch
 from tokenspeed.runtime.scheduler.request import Request
 from tokenspeed.runtime.scheduler.scheduler import Scheduler

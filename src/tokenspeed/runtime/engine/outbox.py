@@ -8,17 +8,10 @@ from typing import Any
 import msgspec
 import zmq
 
-from tokenspeed.runtime.protocol import (
-    CallReply,
-    ControlCall,
-    Failed,
-    Loads,
-    Message,
-    Outputs,
-    Pong,
-    RequestOutput,
-    StepFailed,
-)
+from tokenspeed.runtime.protocol.calls import ControlCall
+from tokenspeed.runtime.protocol.message import Message
+from tokenspeed.runtime.protocol.reports import CallReply, Failed, Outputs, Pong, RequestOutput, StepFailed
+from tokenspeed.runtime.protocol.state import Loads
 
 
 class Outbox:

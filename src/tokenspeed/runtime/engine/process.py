@@ -23,7 +23,9 @@ from tokenspeed.runtime.engine.signs import Signs
 from tokenspeed.runtime.engine.startup import Startup
 from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
 from tokenspeed.runtime.execution.plans import Plans
-from tokenspeed.runtime.protocol import FIRST_WEIGHT_VERSION, Ready, Reload, ReloadStatus
+from tokenspeed.runtime.protocol.calls import Reload
+from tokenspeed.runtime.protocol.reports import Ready
+from tokenspeed.runtime.protocol.state import FIRST_WEIGHT_VERSION, ReloadStatus
 from tokenspeed.runtime.reload.committed import CommittedCode
 from tokenspeed.runtime.reload.forward import ForwardReload
 from tokenspeed_kernel.registry import REGISTRY

@@ -15,7 +15,7 @@ from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.vote import Ballot, Vote
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.recording import Recording
-from tokenspeed.runtime.protocol import ControlCall, ProfileActivity, StartProfile, StopProfile
+from tokenspeed.runtime.protocol.calls import ControlCall, ProfileActivity, StartProfile, StopProfile
 from tokenspeed.runtime.scheduler.batch import Batch
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
-from tokenspeed.runtime.protocol import ProfileActivity, StartProfile
+from tokenspeed.runtime.protocol.calls import ProfileActivity, StartProfile
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from types import FrameType
 import msgspec
 import zmq
 
-from tokenspeed.runtime.protocol import SIGN_INTERVAL_S, Sign
+from tokenspeed.runtime.protocol.state import SIGN_INTERVAL_S, Sign
 from tokenspeed_kernel.progress import PROGRESS
 
 OWN_PACKAGES = ("tokenspeed.runtime.", "tokenspeed_kernel.")

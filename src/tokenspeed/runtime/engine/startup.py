@@ -36,7 +36,8 @@ from tokenspeed.runtime.loader.source import ModelSource, resolve
 from tokenspeed.runtime.loader.weights import load_weights
 from tokenspeed.runtime.models.base import CausalLM
 from tokenspeed.runtime.models.registry import build_model
-from tokenspeed.runtime.protocol import FIRST_WEIGHT_VERSION, EngineInfo, Starting
+from tokenspeed.runtime.protocol.reports import Starting
+from tokenspeed.runtime.protocol.state import FIRST_WEIGHT_VERSION, EngineInfo
 from tokenspeed.runtime.sampling.sampler import Sampler
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.scheduler import Scheduler

@@ -11,7 +11,7 @@ import zmq
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.agreement import StepDigest
 from tokenspeed.runtime.engine.directives import Directive, StreamMessage, decoder, encoder
-from tokenspeed.runtime.protocol import ToEngine
+from tokenspeed.runtime.protocol.calls import ToEngine
 from tokenspeed_kernel.progress import PROGRESS
 
 

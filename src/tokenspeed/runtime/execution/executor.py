@@ -18,7 +18,7 @@ from tokenspeed.runtime.execution.inputs import StepShape
 from tokenspeed.runtime.execution.pending import PendingStep, WantedLogprobs
 from tokenspeed.runtime.execution.ranges import Ranges
 from tokenspeed.runtime.models.base import CausalLM
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.sampling.batch import SamplingBatch, SamplingRow
 from tokenspeed.runtime.sampling.logprobs import token_logprobs
 from tokenspeed.runtime.sampling.sampler import Sampler

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokenspeed.runtime.protocol import CallReply, Committed, ModuleCode
+from tokenspeed.runtime.protocol.reports import CallReply, Committed
+from tokenspeed.runtime.protocol.state import ModuleCode
 from tokenspeed_reload import Reloader, SourceText
 
 

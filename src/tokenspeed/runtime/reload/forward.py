@@ -19,7 +19,9 @@ from tokenspeed.runtime.distributed.world import World
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.plans import Plans
-from tokenspeed.runtime.protocol import CallReply, Reload, reload_failure
+from tokenspeed.runtime.protocol.calls import Reload
+from tokenspeed.runtime.protocol.refusals import reload_failure
+from tokenspeed.runtime.protocol.reports import CallReply
 from tokenspeed.runtime.reload.committed import CommittedCode
 from tokenspeed.runtime.reload.fault import Fault, describe
 from tokenspeed.runtime.reload.reply import nothing_changed, overlay_note, success

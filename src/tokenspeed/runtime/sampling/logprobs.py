@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tokenspeed.runtime.protocol import TokenLogprobs
+from tokenspeed.runtime.protocol.reports import TokenLogprobs
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tokenspeed.runtime.protocol import TokenLogprobs
+from tokenspeed.runtime.protocol.reports import TokenLogprobs
 from tokenspeed.runtime.scheduler.request import Request
 
 UNKNOWN_ID = -1

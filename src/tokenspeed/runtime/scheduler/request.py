@@ -8,7 +8,8 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from tokenspeed.runtime.cache.manager import BlockTable
-from tokenspeed.runtime.protocol import SamplingParams, TokenLogprobs
+from tokenspeed.runtime.protocol.reports import TokenLogprobs
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.scheduler.history import TokenHistory
 
 

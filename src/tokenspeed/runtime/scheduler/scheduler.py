@@ -7,7 +7,8 @@ from collections import OrderedDict, deque
 import msgspec
 
 from tokenspeed.runtime.cache.manager import KVCacheManager
-from tokenspeed.runtime.protocol import FIRST_WEIGHT_VERSION, FinishReason, Loads, RequestOutput, TokenLogprobs
+from tokenspeed.runtime.protocol.reports import FinishReason, RequestOutput, TokenLogprobs
+from tokenspeed.runtime.protocol.state import FIRST_WEIGHT_VERSION, Loads
 from tokenspeed.runtime.scheduler.batch import UNKNOWN_ID, Batch, BatchBuilder, Row, StepLogprobs
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.request import Request, RequestState

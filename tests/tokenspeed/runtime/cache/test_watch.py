@@ -6,7 +6,7 @@ import random
 
 from tokenspeed.runtime.cache.manager import BlockTable, KVCacheManager
 from tokenspeed.runtime.cache.watch import IndexWatch
-from tokenspeed.runtime.protocol import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
+from tokenspeed.runtime.protocol.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 
 SIZE = 2
 

@@ -14,7 +14,7 @@ from tests.ranks import RankProcesses, tokens
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, ModelOptions, SchedulerOptions
 from tokenspeed.runtime.loader.source import resolve
 from tokenspeed.runtime.loader.weights import checkpoint_weights
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 
 PROMPTS = (
     "The capital of France is",

@@ -9,16 +9,11 @@ import pytest
 from tokenspeed.runtime.cache.manager import KVCacheManager
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.directives import Begin, Settle
-from tokenspeed.runtime.protocol import (
-    CallReply,
-    Continue,
-    Message,
-    Outputs,
-    Pause,
-    Reload,
-    ReloadStatus,
-    SamplingParams,
-)
+from tokenspeed.runtime.protocol.calls import Continue, Pause, Reload
+from tokenspeed.runtime.protocol.message import Message
+from tokenspeed.runtime.protocol.reports import CallReply, Outputs
+from tokenspeed.runtime.protocol.sampling import SamplingParams
+from tokenspeed.runtime.protocol.state import ReloadStatus
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.request import Request
 from tokenspeed.runtime.scheduler.scheduler import Scheduler

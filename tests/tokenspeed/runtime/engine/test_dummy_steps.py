@@ -13,7 +13,7 @@ from tests.engine import InProcessEngine
 from tests.tiny import tiny_llama
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, ModelOptions, ReloadOptions, SchedulerOptions
 from tokenspeed.runtime.execution.plans import Plans
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed_kernel.ops.attention import backends, reference
 from tokenspeed_kernel.registry import REGISTRY, Kernel
 

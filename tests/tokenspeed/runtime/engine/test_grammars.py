@@ -14,7 +14,7 @@ from tokenspeed.grammar.vocabulary import read_vocabulary
 from tokenspeed.runtime.config import ModelOptions
 from tokenspeed.runtime.engine.grammars import Grammars
 from tokenspeed.runtime.loader.source import resolve
-from tokenspeed.runtime.protocol import Grammar
+from tokenspeed.runtime.protocol.sampling import Grammar
 
 
 @pytest.fixture(scope="module")

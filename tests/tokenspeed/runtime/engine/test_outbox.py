@@ -11,7 +11,9 @@ import pytest
 import zmq
 
 from tokenspeed.runtime.engine.outbox import Outbox
-from tokenspeed.runtime.protocol import Failed, Loads, Message, Outputs, RequestOutput, ToFront
+from tokenspeed.runtime.protocol.message import Message
+from tokenspeed.runtime.protocol.reports import Failed, Outputs, RequestOutput, ToFront
+from tokenspeed.runtime.protocol.state import Loads
 
 
 class FrontSocket:

@@ -13,19 +13,10 @@ from tests.engine import InProcessEngine
 from tests.tiny import tiny_llama
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, ModelOptions, SchedulerOptions
 from tokenspeed.runtime.execution.pending import PendingStep
-from tokenspeed.runtime.protocol import (
-    Abort,
-    CallReply,
-    Continue,
-    DrainMode,
-    FlushCache,
-    Message,
-    Outputs,
-    Pause,
-    RequestOutput,
-    SamplingParams,
-    Submit,
-)
+from tokenspeed.runtime.protocol.calls import Abort, Continue, DrainMode, FlushCache, Pause, Submit
+from tokenspeed.runtime.protocol.message import Message
+from tokenspeed.runtime.protocol.reports import CallReply, Outputs, RequestOutput
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.scheduler.batch import Batch, StepResult
 
 

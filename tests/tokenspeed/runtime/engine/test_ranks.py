@@ -16,25 +16,22 @@ from tests.byte_tokenizer import EOS, VOCAB_SIZE, write_tokenizer
 from tests.hf_models import write_model
 from tests.ranks import RankProcesses, check, tokens
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, ModelOptions, SchedulerOptions
-from tokenspeed.runtime.protocol import (
+from tokenspeed.runtime.protocol.cache import CacheEvents
+from tokenspeed.runtime.protocol.calls import (
     Abort,
-    CacheEvents,
     Continue,
     DefineGrammar,
     FlushCache,
-    Grammar,
     LoadGrammars,
-    Message,
-    Outputs,
     Pause,
     Ping,
-    RequestOutput,
-    SamplingParams,
     Submit,
     ToEngine,
-    TokenLogprobs,
     WatchCache,
 )
+from tokenspeed.runtime.protocol.message import Message
+from tokenspeed.runtime.protocol.reports import Outputs, RequestOutput, TokenLogprobs
+from tokenspeed.runtime.protocol.sampling import Grammar, SamplingParams
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True, logprobs=3, prompt_logprobs=2)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9], [7], [11, 12, 13], [5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8]]

@@ -14,7 +14,9 @@ import torch
 from tests.engine import InProcessEngine
 from tests.tiny import tiny_llama
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, ModelOptions, SchedulerOptions
-from tokenspeed.runtime.protocol import RequestOutput, SamplingParams, Submit
+from tokenspeed.runtime.protocol.calls import Submit
+from tokenspeed.runtime.protocol.reports import RequestOutput
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed_kernel.ops.sampling.noise import gumbel_noise
 
 CLOSE = 1e-3

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from tokenspeed.runtime.engine.signs import Signs
-from tokenspeed.runtime.protocol import Sign
+from tokenspeed.runtime.protocol.state import Sign
 from tokenspeed_kernel.launch import launch
 from tokenspeed_kernel.progress import PROGRESS
 

@@ -12,7 +12,7 @@ from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.startup import Startup
-from tokenspeed.runtime.protocol import Starting
+from tokenspeed.runtime.protocol.reports import Starting
 
 
 def test_a_gpu_whose_memory_ran_out_is_one_sentence_that_names_the_phase(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tokenspeed.runtime.execution.buffers import BatchBuffers, BufferLimits
 from tokenspeed.runtime.execution.inputs import ALIGNMENT, StepShape, layout, packed_bytes
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.scheduler.batch import UNKNOWN_ID, Batch, Row
 from tokenspeed.runtime.scheduler.request import Request
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tokenspeed.runtime.protocol import CallReply, Committed, ModuleCode
+from tokenspeed.runtime.protocol.reports import CallReply, Committed
+from tokenspeed.runtime.protocol.state import ModuleCode
 from tokenspeed.runtime.reload.committed import CommittedCode
 from tokenspeed_reload import Reloader, SourceText
 from tokenspeed_reload.records import ModuleRecord

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.sampling.batch import SamplingBatch, SamplingRow
 from tokenspeed.runtime.sampling.edits import LogitBias, Penalties, TokenMask
 from tokenspeed.runtime.sampling.sampler import Sampler

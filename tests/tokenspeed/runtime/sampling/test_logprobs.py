@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.sampling.batch import SamplingBatch, SamplingRow
 from tokenspeed.runtime.sampling.logprobs import token_logprobs
 from tokenspeed.runtime.sampling.sampler import Sampler

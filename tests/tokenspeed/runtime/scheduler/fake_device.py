@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenspeed.runtime.protocol import FinishReason, SamplingParams, TokenLogprobs
+from tokenspeed.runtime.protocol.reports import FinishReason, TokenLogprobs
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.scheduler.batch import UNKNOWN_ID, Batch, Row, StepLogprobs
 from tokenspeed.runtime.scheduler.request import Request
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tokenspeed.runtime.cache.manager import BlockTable, KVCacheManager
-from tokenspeed.runtime.protocol import RequestOutput, SamplingParams
+from tokenspeed.runtime.protocol.reports import RequestOutput
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.scheduler.batch import Batch
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.request import Request, RequestState

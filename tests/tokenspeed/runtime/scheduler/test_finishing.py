@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.scheduler.request import Request, RequestState
 
 from .fake_device import EOS, reference

@@ -197,7 +197,7 @@ def test_a_flush_gives_cached_blocks_back_and_leaves_running_requests_alone() ->
 WORKLOAD = """
 import json
 from tokenspeed.runtime.cache.manager import KVCacheManager
-from tokenspeed.runtime.protocol import SamplingParams
+from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.request import Request
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
