@@ -1,51 +1,76 @@
-"""Effects of module execution on objects of other modules, such as registries."""
+"""What the recorded modules reach, before a reload: what modules write there when they run is undone with it."""
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
-from types import FunctionType, ModuleType
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+from tokenspeed_reload.adapters.caches import CACHED_FUNCTION
 from tokenspeed_reload.loader import within
 from tokenspeed_reload.undo import (
+    Cell,
+    ClassState,
     DictContents,
+    FunctionState,
+    InstanceClass,
+    InstanceSlots,
     ListContents,
     Record,
     SetContents,
     UndoLog,
     cell_value,
+    slots_of,
 )
 from tokenspeed_reload.values import attributes_of, home_told, is_a
 
+Items = Sequence[tuple[Any, Any]]
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, deque)
-_MAX_DEPTH = 5
+_WRAPPERS: dict[type, Callable[[Any], list[Any]]] = {
+    staticmethod: lambda value: [value.__func__],
+    classmethod: lambda value: [value.__func__],
+    property: lambda value: [value.fget, value.fset, value.fdel],
+    cached_property: lambda value: [value.func],
+    partial: lambda value: [value.func, value.args, value.keywords],
+    MethodType: lambda value: [value.__func__, value.__self__],
+    CACHED_FUNCTION: lambda value: [value.__wrapped__, value.__dict__],
+}
+"""What stands before a function, and what is inside of it; none of it calls code of the program."""
 
 
 class Footprint:
-    """The contents of all containers that the recorded modules reach, as they were before a reload.
+    """All that the recorded modules reach, as it was before a reload.
 
-    The walk follows containers, attributes of instances and classes of the recorded packages, and closures.
+    That is the namespaces of the modules, the functions, classes and instances of the recorded packages, closures,
+    and whatever containers these hold. What a reload itself writes is logged beside it.
     """
 
     def __init__(self, prefixes: list[str]) -> None:
         self._prefixes = prefixes
         self._records: dict[int, Record] = {}
+        self._states: list[Record] = []
         self._seen: set[int] = set()
         self._written: set[int] = set()
+        self._kinds: dict[type, tuple[bool, bool]] = {}
 
     def take(self, modules: Iterable[ModuleType]) -> None:
         """Remember what is reached from `modules`."""
-        todo: list[tuple[Any, int]] = [(value, 0) for m in modules for value in list(vars(m).values())]
+        todo: list[Any] = []
+        for module in modules:
+            self._seen.add(id(vars(module)))
+            self._states.append(DictContents(vars(module)))
+            todo.extend(vars(module).values())
         while todo:
-            value, depth = todo.pop()
-            if id(value) in self._seen or depth > _MAX_DEPTH:
-                continue
-            inner = self._open(value)
-            if inner is not None:
-                self._seen.add(id(value))
-                todo.extend((item, depth + 1) for item in inner)
+            value = todo.pop()
+            if id(value) not in self._seen:
+                inner = self._open(value)
+                if inner is not None:
+                    self._seen.add(id(value))
+                    todo.extend(inner)
 
     def covers(self, container: Any) -> bool:
         """True when the contents of `container` are remembered."""
@@ -58,9 +83,18 @@ class Footprint:
         return [record.target for record in found.values()]  # type: ignore[attr-defined]
 
     def log_into(self, log: UndoLog) -> None:
-        """Put the remembered contents of changed containers first in the log, so that they are undone last."""
+        """Put what was remembered of all that changed first in the log, so that it is undone last."""
         self.changed()
-        log.insert_first([self._records[key] for key in self._written])
+        found = [self._records.pop(key) for key in self._written]
+        self._written.clear()
+        changed = {id(record) for record in self._states if _differs(record)}
+        log.insert_first(found + [record for record in self._states if id(record) in changed])
+        self._states = [record for record in self._states if id(record) not in changed]
+
+    def held_containers(self) -> list[Any]:
+        """The containers in which it remembers."""
+        records = (*self._records.values(), *self._states)
+        return [container for record in records for container in _containers_of(record)]
 
     def drop_moved(self, live_of: Mapping[int, Any]) -> None:
         """Take from changed dicts the entries of definitions that registered themselves under another key now."""
@@ -83,25 +117,54 @@ class Footprint:
                     now[len(before) :] = added
 
     def _open(self, value: Any) -> list[Any] | None:
+        """Remember the state of one object; what it holds, or None where that does not matter."""
         kind = type(value)
         if kind in _MAPPINGS:
-            self._records.setdefault(id(value), DictContents(value))
+            self._records[id(value)] = DictContents(value)
             return list(value.values())
         if kind in _SEQUENCES:
-            self._records.setdefault(id(value), ListContents(value))
+            self._records[id(value)] = ListContents(value)
             return list(value)
         if kind is set:
-            self._records.setdefault(id(value), SetContents(value))
-            return None
-        if kind is tuple:
+            self._records[id(value)] = SetContents(value)
+            return list(value)
+        if kind is tuple or kind is frozenset:
             return list(value)
         if kind is FunctionType:
-            cells = [cell_value(cell) for cell in value.__closure__ or ()]
-            return [*cells, *value.__dict__.values()] if self._is_ours(value) else cells
+            return self._function(value)
+        if kind in _WRAPPERS:
+            return _WRAPPERS[kind](value)
         if is_a(value, type):
-            return list(vars(value).values()) if self._is_ours(value) else None
-        state = attributes_of(value) if self._is_ours(kind) else None
-        return [state] if state is not None else None
+            if not self._is_ours(value):
+                return None
+            self._states.append(ClassState(value))
+            return list(vars(value).values())
+        return self._instance(value, kind)
+
+    def _function(self, value: FunctionType) -> list[Any]:
+        cells = value.__closure__ or ()
+        held = [cell_value(cell) for cell in cells]
+        if not self._is_ours(value):
+            return held
+        self._states += [Cell(cell) for cell in cells if id(cell) not in self._seen]
+        self._seen.update(map(id, cells))
+        self._states.append(FunctionState(value))
+        return [*held, *value.__dict__.values(), value.__defaults__, value.__kwdefaults__]
+
+    def _instance(self, value: Any, kind: type) -> list[Any] | None:
+        if kind not in self._kinds:
+            is_ours = self._is_ours(kind)
+            self._kinds[kind] = (is_ours, is_ours and any("__slots__" in vars(base) for base in kind.__mro__))
+        is_ours, has_slots = self._kinds[kind]
+        if not is_ours:
+            return None
+        self._states.append(InstanceClass(value))
+        state = attributes_of(value)
+        found = [] if state is None else [state]
+        slots = slots_of(value) if has_slots else []
+        if slots:
+            self._states.append(InstanceSlots(value))
+        return [*found, *(held for _, held in slots)]
 
     def _is_ours(self, value: Any) -> bool:
         module = home_told(value)
@@ -111,11 +174,40 @@ class Footprint:
 def _differs(record: Record) -> bool:
     match record:
         case DictContents(target=target, held=held):
-            return len(target) != len(held) or any(
-                a is not b or c is not d for (a, c), (b, d) in zip(list(target.items()), held, strict=False)
-            )
+            return not _same_items(held, list(target.items()))
         case ListContents(target=target, held=held):
-            return len(target) != len(held) or any(a is not b for a, b in zip(target, held, strict=True))
+            return not _same(held, target)
         case SetContents(target=target, held=held):
             return {id(item) for item in target} != {id(item) for item in held}
+        case FunctionState(held=(parts, members)) | ClassState(held=(parts, members)):
+            parts_now, members_now = record.read()
+            return not _same(parts, parts_now) or not _same_items(members, members_now)
+        case InstanceSlots(target=target, held=held):
+            return not _same_items(held, slots_of(target))
+        case Cell(target=target, held=held):
+            return cell_value(target) is not held
+        case InstanceClass(target=target, held=held):
+            return type(target) is not held
     return False
+
+
+def _same(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    return len(before) == len(now) and all(map(operator.is_, before, now))
+
+
+def _same_items(before: Items, now: Items) -> bool:
+    return len(before) == len(now) and all(a is b and c is d for (a, c), (b, d) in zip(before, now, strict=True))
+
+
+def _containers_of(record: Record) -> list[Any]:
+    """The containers that a record itself made."""
+    match record:
+        case DictContents(held=held) | InstanceSlots(held=held):
+            return [vars(record), held, *held]
+        case FunctionState(held=held):
+            return [vars(record), held, held[0], held[1], *held[1]]
+        case ClassState(held=held):
+            return [vars(record), held, held[1], *held[1]]
+        case ListContents(held=held) | SetContents(held=held):
+            return [vars(record), held]
+    return [vars(record)]

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -36,16 +36,24 @@ class RecordingLoader(SourceFileLoader):
         origin: the installed file.
         records: where to record it.
         inner: the loader of another reloader that records the module too, if there is one.
+        tell: called with a sentence once the module has run.
     """
 
     def __init__(
-        self, name: str, source: SourceText, origin: str, records: Records, inner: RecordingLoader | None = None
+        self,
+        name: str,
+        source: SourceText,
+        origin: str,
+        records: Records,
+        inner: RecordingLoader | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(name, source.path)
         self._source = source
         self._origin = origin
         self._records = records
         self._inner = inner
+        self._tell = tell
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile the bytes, unless the module ran already, and record what will run."""
@@ -62,6 +70,7 @@ class RecordingLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module; one that fails leaves no record."""
         name = module.__name__
+        tell, self._tell = self._tell, None  # the module keeps its loader, and must not keep the reload
         code = compile_source(self._source)
         everyone = self._everyone()
         previous = [records.modules.get(name) for records in everyone]
@@ -78,6 +87,8 @@ class RecordingLoader(SourceFileLoader):
             raise
         for records in everyone:
             records.note_names(name, module.__dict__)
+        if tell is not None:
+            tell(f"the run of {name}")
 
     def _everyone(self) -> list[Records]:
         return [self._records, *(self._inner._everyone() if self._inner is not None else ())]
@@ -96,12 +107,17 @@ class SourceFinder(MetaPathFinder):
         self._records = records
         self.serving: dict[str, SourceText] = {}
         self.kept: Mapping[str, Origin] = {}
+        self.tell: Callable[[str], None] | None = None
+        """Called with a sentence for each module, of any package, that is imported, and once one of the recorded
+        packages has run."""
         self._asking = threading.local()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a module of the recorded packages that has Python source."""
+        if self.tell is not None:
+            self.tell(f"the import of {fullname}")
         if not within(fullname, self._prefixes):
             return None
         base = self._find_elsewhere(fullname, path, target)
@@ -193,7 +209,7 @@ class SourceFinder(MetaPathFinder):
         inner = base.loader if base is not None and isinstance(base.loader, RecordingLoader) else None
         if inner is not None and inner._records is self._records:
             inner = None
-        loader = RecordingLoader(name, source, origin or source.path, self._records, inner)
+        loader = RecordingLoader(name, source, origin or source.path, self._records, inner, self.tell)
         spec = importlib.util.spec_from_file_location(
             name, source.path, loader=loader, submodule_search_locations=locations or None
         )

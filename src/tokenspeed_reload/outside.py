@@ -6,15 +6,15 @@ import ast
 import atexit
 import sys
 import threading
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from types import FunctionType, ModuleType
-from typing import Any
 
 from tokenspeed_reload.dependencies import home_of
+from tokenspeed_reload.foreign import Foreign, outer, target_of
 from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.names import dotted
 from tokenspeed_reload.report import Effect
-from tokenspeed_reload.values import is_a, module_name
+from tokenspeed_reload.values import is_a
 
 _PLAIN = frozenset({"builtins", "collections"})
 
@@ -32,7 +32,7 @@ class Outside:
         self._recorded = recorded
         self._threads = set(threading.enumerate())
         self._at_exit = _at_exit()
-        self._foreign = {module_name(m): (m, dict(vars(m))) for m in self._foreign_modules()}
+        self._foreign = Foreign(module, recorded)
 
     def effects(self) -> list[Effect]:
         """What differs now, and which statements were run for an effect that cannot be seen."""
@@ -40,50 +40,37 @@ class Outside:
         found += [f"it started {t.name}, which goes on" for t in threading.enumerate() if t not in self._threads]
         if (added := _at_exit() - self._at_exit) > 0:
             found.append(f"it registered {added} function(s) with atexit")
-        for name, (foreign, before) in self._foreign.items():
-            found += [f"it set {name}.{attribute}" for attribute in _written(foreign, before)]
-        for statement in self._module.statements():
-            call = _bare_call(statement.node)
-            if call is not None and self._is_foreign(call):
-                line = statement.node.lineno
-                found.append(f"line {line} ran for its effect outside of the recorded modules: {ast.unparse(call)}")
+        calls = [call for s in self._module.statements() for call in _bare_calls(s.node) if self._is_foreign(call)]
+        found += self._foreign.written(filter(None, map(_holder, calls)))
+        found += [
+            f"line {call.lineno} ran for its effect outside of the recorded modules: {ast.unparse(call)}"
+            for call in calls
+        ]
         return [Effect(self._module.name, what) for what in dict.fromkeys(found)]
 
-    def _foreign_modules(self) -> Iterable[ModuleType]:
-        values = list(self._module.namespace.values())
-        return [v for v in values if is_a(v, ModuleType) and module_name(v) not in self._recorded]
-
     def _is_foreign(self, call: ast.Call) -> bool:
-        node: ast.expr = call.func
+        node = target_of(call)
         while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
             node = node.func if isinstance(node, ast.Call) else node.value
         name = dotted(node)
         if name is None or self._module.new.kinds_of(name) & {"function", "class"}:
             return False
+        if self._foreign.is_root(name):
+            return True
         value = vars(sys.modules[self._module.name]).get(name)
         home = home_of(value) if is_a(value, ModuleType | FunctionType | type) else type(value).__module__
         return home is not None and home not in self._recorded and home not in _PLAIN
 
 
-def _bare_call(node: ast.stmt) -> ast.Call | None:
-    """The call that a statement makes for its effect alone, or None."""
-    return node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+def _bare_calls(node: ast.stmt) -> list[ast.Call]:
+    """The calls that a statement makes for their effect alone, in whatever block they stand."""
+    return [part.value for part in outer(node) if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call)]
 
 
-def _written(module: ModuleType, before: dict[str, Any]) -> list[str]:
-    """The attributes of a module that were set; what it loads by itself when it is asked does not count."""
-    own = module_name(module).partition(".")[0]
-
-    def is_lazy(value: Any) -> bool:
-        home = home_of(value) if is_a(value, ModuleType | FunctionType | type) else None
-        return home is not None and home.partition(".")[0] == own
-
-    missing = object()
-    return [
-        name
-        for name, value in list(vars(module).items())
-        if before.get(name, missing) is not value and not (name not in before and is_lazy(value))
-    ]
+def _holder(call: ast.Call) -> str | None:
+    """The dotted name of what a call acts upon."""
+    target = target_of(call)
+    return dotted(target.value if isinstance(target, ast.Attribute) and target is call.func else target)
 
 
 def _at_exit() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,8 +67,11 @@ class Patch:
         padding: dict[CodeType, CodeType],
         report: Report,
         settle: Callable[[], None] | None,
+        progress: Callable[[str], None] | None,
     ) -> None:
         self._settle = settle
+        self._progress = progress
+        self._thread = threading.get_ident()
         self._settling = False
         self._reloader = reloader
         self._finder = finder
@@ -92,6 +96,7 @@ class Patch:
         gc.disable()
         sys.setswitchinterval(_SWITCH_INTERVAL)
         self._finder.serving = {**self._sources.unloaded, **self._sources.modules}
+        self._finder.tell = self._tell_import
         try:
             self._apply()
         except BaseException as error:
@@ -102,6 +107,7 @@ class Patch:
             raise self._failure(error, not_undone) from error
         finally:
             self._finder.serving = {}
+            self._finder.tell = None
             sys.setswitchinterval(self._interval)
             if collecting:
                 gc.enable()
@@ -128,6 +134,14 @@ class Patch:
             self._one_module(module)
         with self._timed("merge"):
             self._finish()
+
+    def _tell(self, what: str) -> None:
+        if self._progress is not None:
+            self._progress(what)
+
+    def _tell_import(self, what: str) -> None:
+        if threading.get_ident() == self._thread:
+            self._tell(what)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -166,6 +180,7 @@ class Patch:
         self._withdraw(module, old)
         self._drop_attributes(module)
         self._set_file(module, namespace)
+        self._tell(f"the start of {module.name}")
         outside = Outside(module, self._reloader.records.modules)
         with self._timed("execute"):
             gc.collect(0)
@@ -173,6 +188,7 @@ class Patch:
         self._merge.young.update((id(o), o) for o in gc.get_objects(generation=0))
         self._report.effects.extend(outside.effects())
         self._wait_for_others()  # it may have let other threads run
+        self._tell(f"the run of {module.name}")
         with self._timed("merge"):
             bind(module, namespace, old, self._merge)
             self._note_removed(module, old)
@@ -197,7 +213,8 @@ class Patch:
                 ]
                 own += [(entry, vars(entry)) for entry in merge.replaced]
                 own += [vars(entry) for entry in merge.replaced] + list(merge.superseded)
-                self._substitution.supersede(old, new, [*own, *self._log.held_containers()])
+                own += [*self._log.held_containers(), *self._footprint.held_containers()]
+                self._substitution.supersede(old, new, own)
         self._merge.superseded.clear()
 
     def _log_mutated(self, module: ModuleInputs) -> None:
@@ -280,14 +297,17 @@ class Patch:
             suspects = held_elsewhere(merge)
             if suspects:
                 ours = {id(suspects), id(merge.discarded), id(merge.new_of), id(merge.young)} | merge.young.keys()
+                self._tell("the merge of all modules")
                 with self._timed("scan"):
                     holders = [h for h in gc.get_referrers(*suspects) if id(h) not in ours]
                 self._substitution.in_holders(holders)
                 del holders
             del suspects
+            self._tell("the merge of all modules")
             libraries = {kind for library in merge.libraries for kind in library.kinds()}
             with self._timed("scan"):
                 survey = heap.Survey(merge.codes.keys(), {heap.CACHED_FUNCTION, *running.kinds(), *libraries})
+            self._tell("the look at all objects of the process")
             heap.update_functions(survey, merge)
             self._report.running.extend(running.suspended(survey.others, merge.is_replaced))
             heap.finish_libraries([*survey.functions, *survey.others], merge)
@@ -307,7 +327,7 @@ class Patch:
             gc.collect(1)
             if merge.replaced:
                 with self._timed("scan"):
-                    self._report.stale.extend(find_stale(merge.replaced, self._log.held_containers()))
+                    self._report.stale.extend(find_stale(merge.replaced, self._log.held_containers(), self._tell))
                 self._detach()
         self._report.running.extend(running.own_frames(merge.is_replaced))
         self._report.stale.extend(self._reloader.bystanders.stale(self._inputs, self._changed_values()))

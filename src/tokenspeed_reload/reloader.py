@@ -186,6 +186,7 @@ class Reloader:
         modules: Iterable[str] | None = None,
         sources: Sources | None = None,
         settle: Callable[[], None] | None = None,
+        progress: Callable[[str], None] | None = None,
     ) -> Transaction:
         """Execute changed modules and their users in place, as an open transaction.
 
@@ -194,6 +195,9 @@ class Reloader:
             sources: what `read` gave, here or in another process; the disk is then not read.
             settle: called once all of it runs the new code, before what is stale is looked for: for holders that
                 choose anew among what the modules define. What it raises is raised, after all was undone.
+            progress: called, in the thread of the reload, with what was just done: a module compared, run or merged,
+                an import on the way, a pass over all objects. No part of a reload that ends is long without it but
+                what the code of one module does itself.
 
         Raises:
             UnknownModules: a name that is not loaded or not recorded.
@@ -205,7 +209,7 @@ class Reloader:
             raise ReloadInProgress
         started = time.perf_counter()
         sources = sources if sources is not None else self.read(modules)
-        analysis = self._analyse(sources)
+        analysis = self._analyse(sources, progress)
         why, inputs = analysis.why, analysis.inputs
         codes = analysis.codes
         report = Report(
@@ -216,7 +220,7 @@ class Reloader:
         )
         foreign = {name: self._foreign_names(name) for name in inputs.modules}
         report.seconds["plan"] = time.perf_counter() - started
-        patch = Patch(self, self._finder, inputs, codes, sources, self._padding, report, settle)
+        patch = Patch(self, self._finder, inputs, codes, sources, self._padding, report, settle, progress)
         log = patch.run()
 
         def close(committed: bool) -> None:
@@ -318,10 +322,15 @@ class Reloader:
             known = self._parsed[name] = _parse(name, source, known)
         return known
 
-    def _analyse(self, sources: Sources) -> _Analysis:
+    def _analyse(self, sources: Sources, progress: Callable[[str], None] | None = None) -> _Analysis:
         self._check(sources.modules)
-        codes = {name: _checked(name, source, compile_source) for name, source in sources.modules.items()}
-        parsed = {name: _parse(name, source, self._definitions(name)) for name, source in sources.modules.items()}
+        codes: dict[str, CodeType] = {}
+        parsed: dict[str, Definitions] = {}
+        for name, source in sources.modules.items():
+            codes[name] = _checked(name, source, compile_source)
+            parsed[name] = _parse(name, source, self._definitions(name))
+            if progress is not None:
+                progress(f"the comparison of {name}")
         why = dict.fromkeys(sources.modules, "named" if sources.named else "edited")
         candidates = {
             name: record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -21,8 +21,13 @@ _HOLDERS = 8
 _SEARCHES = 8
 
 
-def find_stale(replaced: list[Replaced], hidden: Iterable[Any]) -> list[Stale]:
-    """Name who holds an object that could not follow; `hidden` are holders of the reload itself."""
+def find_stale(
+    replaced: list[Replaced], hidden: Iterable[Any], tell: Callable[[str], None] = lambda what: None
+) -> list[Stale]:
+    """Name who holds an object that could not follow; `hidden` are holders of the reload itself.
+
+    Each object takes some passes over all objects of the process: `tell` is called after it.
+    """
     if not replaced:
         return []
     search = _Search(replaced, hidden)
@@ -37,6 +42,7 @@ def find_stale(replaced: list[Replaced], hidden: Iterable[Any]) -> list[Stale]:
                 entry.is_held = True
                 continue
             holders[id(entry.old)] = search.holders(entry.old)
+            tell(f"the search for holders of {entry.definition}")
         held_by = holders[id(entry.old)]
         entry.is_held = entry.is_held or bool(held_by)
         if entry.is_held:

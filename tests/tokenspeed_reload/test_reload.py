@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import sys
 import threading
@@ -569,6 +570,105 @@ def test_registry_of_a_watched_module_is_restored_without_a_participant(project,
     assert picture({}, ["m", "reg"]) == before
 
 
+REACHED = """
+import collections
+class Base: pass
+class C(Base):
+    "doc"
+    table = {}
+    size = 1
+    def f(self): return 1
+class D(Base): pass
+class Slotted:
+    __slots__ = ("a",)
+    def __init__(self): self.a = 1
+    @staticmethod
+    def s(x=[]): return x
+    @property
+    def p(self): return 1
+def g(x=1, *, y={}): return x
+def counter():
+    count = 0
+    def step():
+        nonlocal count
+        count += 1
+        return count
+    return step
+N, T, c, d, s, q, step = 0, {}, C(), D(), Slotted(), collections.deque(), counter()
+deep = [[[[[[[[{}]]]]]]]]
+def bump():
+    global N
+    N += 1
+"""
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["at the top", "in a call"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "r.T['a'] = 1",
+        "r.c.x = 1",
+        "r.C.f = lambda self: 2",
+        "r.C.new, r.C.size = 1, 2",
+        "del r.C.f",
+        "r.C.__doc__ = 'new'",
+        "r.C.__bases__ = (r.D,)",
+        "r.C.table['k'] = 1",
+        "r.c.__class__ = r.D",
+        "r.s.a = 5",
+        "r.Slotted.s.mark = 1",
+        "r.Slotted.s().append(1)",
+        "r.Slotted.p.fget.__defaults__ = (1,)",
+        "r.g.x = 1",
+        "r.g.__defaults__, r.g.__doc__ = (5,), 'x'",
+        "r.g.__kwdefaults__['y']['k'] = 1",
+        "r.g.__code__ = (lambda x=1, *, y=1: 5).__code__",
+        "r.x = 1",
+        "del r.T",
+        "r.T, r.N = r.N, r.T",
+        "r.bump()",
+        "r.step()",
+        "r.q.append(1)",
+        "r.deep[0][0][0][0][0][0][0][0]['x'] = 1",
+    ],
+)
+def test_what_a_module_writes_to_another_recorded_one_is_undone(project, picture, statement, called):
+    project.write(r=REACHED, m="import r")
+    reloader = project.watch("m", watch=["r"])
+    project.load("m")
+    before = picture({}, ["m", "r"])
+    project.write(m=f"import r\ndef w():\n    {statement}\nw()" if called else f"import r\n{statement}")
+    transaction = reloader.reload()
+    after = picture({}, ["m", "r"])
+    assert after != before
+    for _ in range(2):
+        transaction.swap()
+        assert picture({}, ["m", "r"]) == before
+        transaction.swap()
+        assert picture({}, ["m", "r"]) == after
+    transaction.undo()
+    assert picture({}, ["m", "r"]) == before
+    project.write(m=f"import r\n{statement}\nraise ValueError")
+    with pytest.raises(ReloadError):
+        reloader.reload()
+    assert picture({}, ["m", "r"]) == before
+
+
+def test_what_changed_before_a_holder_failed_to_choose_anew_is_undone_once(project, picture):
+    project.write(r="T = {}", m="import r")
+    reloader = project.watch("m", watch=["r"])
+    project.load("m")
+    before = picture({}, ["m", "r"])
+    project.write(m="import r\nr.T['a'] = 1")
+
+    def fail() -> None:
+        raise KeyError("no choice")
+
+    with pytest.raises(KeyError, match="no choice"):
+        reloader.reload(settle=fail)
+    assert picture({}, ["m", "r"]) == before
+
+
 def test_adapter_of_the_program_is_asked_first(project):
     class Counting:
         """Adopts the value of a box and counts."""
@@ -726,3 +826,36 @@ def test_identity_lasts_over_many_edits_of_code_that_uses_imports(project):
             value + 1,
         )
         assert (report.stale, report.needs_restart) == ([], [])
+
+
+def test_every_part_of_a_reload_is_told(project):
+    project.write(a="X = 1\ndef gone(): return 1", b="from a import X\nY = X")
+    reloader = project.watch("a", "b", "new")
+    project.load("b")
+    held = [sys.modules["a"].gone]
+    project.write(a="import new, json.tool\nX = new.X", new="X = 2")
+    sys.modules.pop("json.tool", None)
+    told: list[str] = []
+    reloader.reload(progress=told.append).undo()
+    assert told == [
+        "the comparison of a",
+        "the start of a",
+        "the import of new",
+        "the run of new",
+        "the import of json.tool",
+        "the run of a",
+        "the start of b",
+        "the run of b",
+        "the merge of all modules",
+        "the look at all objects of the process",
+        "the search for holders of a.gone",
+    ]
+    assert held[0]() == 1
+
+    def fail(what: str) -> None:
+        raise KeyError(what)
+
+    with pytest.raises(ReloadError, match="the start of a"):
+        reloader.reload(progress=lambda what: fail(what) if what == "the start of a" else None)
+    assert sys.modules["b"].Y == 1
+    importlib.import_module("json.tool")

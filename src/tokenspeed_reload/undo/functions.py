@@ -34,14 +34,15 @@ class FunctionState(Record):
 
     def __init__(self, target: FunctionType) -> None:
         self.target = target
-        self.held = self._read()
+        self.held = self.read()
 
-    def _read(self) -> tuple[list[Any], list[tuple[str, Any]]]:
+    def read(self) -> tuple[list[Any], list[tuple[str, Any]]]:
+        """The parts, and the attributes in their order."""
         # Reading __annotations__ of a function without any would create a dict, which is harmless.
         return [getattr(self.target, part) for part in _FUNCTION_PARTS], list(self.target.__dict__.items())
 
     def exchange(self) -> None:
-        (parts, attributes), self.held = self.held, self._read()
+        (parts, attributes), self.held = self.held, self.read()
         for part, value in zip(_FUNCTION_PARTS, parts, strict=True):
             if getattr(self.target, part) is value:
                 continue
@@ -72,13 +73,14 @@ class MethodWrapper(Record):
 
     def __init__(self, target: Any) -> None:
         self.target = target
-        self.held = self._read()
+        self.held = self.read()
 
-    def _read(self) -> tuple[Any, list[tuple[str, Any]]]:
+    def read(self) -> tuple[Any, list[tuple[str, Any]]]:
+        """The function inside, and the attributes in their order."""
         return self.target.__func__, list(vars(self.target).items())
 
     def exchange(self) -> None:
-        (function, attributes), self.held = self.held, self._read()
+        (function, attributes), self.held = self.held, self.read()
         self.target.__init__(function)
         replace_dict(vars(self.target), attributes)
 

@@ -18,13 +18,14 @@ class ClassState(Record):
 
     def __init__(self, target: type) -> None:
         self.target = target
-        self.held = self._read()
+        self.held = self.read()
 
-    def _read(self) -> tuple[tuple[type, ...], list[tuple[str, Any]]]:
+    def read(self) -> tuple[tuple[type, ...], list[tuple[str, Any]]]:
+        """The bases, and the members in their order."""
         return self.target.__bases__, list(self.target.__dict__.items())
 
     def exchange(self) -> None:
-        (bases, members), self.held = self.held, self._read()
+        (bases, members), self.held = self.held, self.read()
         if self.target.__bases__ != bases:
             self.target.__bases__ = bases
         set_members(self.target, members)

@@ -250,7 +250,10 @@ class _Attempt:
         reload, refused = self.reload, list[str]()
         try:
             self._transaction = reload.reloader.reload(
-                self.call.modules, sources, settle=lambda: refused.extend(reload.plans.make_anew())
+                self.call.modules,
+                sources,
+                settle=lambda: refused.extend(reload.plans.make_anew()),
+                progress=mark_patch,
             )
         except ReloadError as error:
             self._not_undone = error.not_undone
@@ -321,3 +324,9 @@ class _Attempt:
             del result  # the traceback would keep graphs that hold the communicator
             raise failure
         return result  # type: ignore[return-value]
+
+
+def mark_patch(what: str) -> None:
+    """Count a part of the patch, and give the thread that tells of it a turn, which a reload hardly does."""
+    PROGRESS.launch(what)
+    time.sleep(0)
