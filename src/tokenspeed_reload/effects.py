@@ -82,13 +82,13 @@ class Footprint:
         self._written |= found.keys()
         return [record.target for record in found.values()]  # type: ignore[attr-defined]
 
-    def log_into(self, log: UndoLog) -> None:
-        """Put what was remembered of all that changed first in the log, so that it is undone last."""
+    def log_into(self, log: UndoLog, index: int) -> None:
+        """Put what was remembered of all that changed into the log, before all that the reload wrote itself."""
         self.changed()
         found = [self._records.pop(key) for key in self._written]
         self._written.clear()
         changed = {id(record) for record in self._states if _differs(record)}
-        log.insert_first(found + [record for record in self._states if id(record) in changed])
+        log.insert(index, found + [record for record in self._states if id(record) in changed])
         self._states = [record for record in self._states if id(record) not in changed]
 
     def held_containers(self) -> list[Any]:

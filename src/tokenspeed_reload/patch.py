@@ -89,6 +89,7 @@ class Patch:
         self._values_before: dict[str, Print] = {}
         self.built_from: dict[str, Print] = {}
         self._interval = 0.0
+        self._first_write = 0
 
     def run(self) -> UndoLog:
         """Do all of it; raises ReloadError after undoing everything."""
@@ -119,10 +120,12 @@ class Patch:
         records = self._reloader.records
         for participant in self._reloader.participants:
             self._log.add(ParticipantState(participant))
-        self._footprint.take([m for m in map(records.live, records.modules) if m is not None])
         self._new_modules.start()
         for library in self._merge.libraries:
             library.begin(self._merge)
+        self._first_write = len(self._log)
+        # Behind the libraries, some of which keep names of their own in the modules and take them away here.
+        self._footprint.take([m for m in map(records.live, records.modules) if m is not None])
         for name in self._sources.deleted:
             self._withdraw_all(name)
         for name, module in self._inputs.modules.items():
@@ -313,7 +316,7 @@ class Patch:
             heap.finish_libraries([*survey.functions, *survey.others], merge)
             del survey
             self._footprint.without_repeats({id(live) for live in merge.live_of.values()})
-            self._footprint.log_into(self._log)
+            self._footprint.log_into(self._log, self._first_write)
             self._report.objects_patched = len(merge.patched) + merge.bindings
             self._note_run_once()
             if self._settle is not None:
@@ -413,7 +416,7 @@ class Patch:
         with uninterrupted():
             for step in (
                 lambda: self._new_modules.log_into(self._log),
-                lambda: self._footprint.log_into(self._log),
+                lambda: self._footprint.log_into(self._log, self._first_write),
                 self._log.exchange,
             ):
                 try:

@@ -44,9 +44,9 @@ class UndoLog:
             self._seen.add(key)  # type: ignore[arg-type]
             self._records.append(kind(target))
 
-    def insert_first(self, records: list[Record]) -> None:
-        """Put records of writes that came before all others."""
-        self._records[:0] = records
+    def insert(self, index: int, records: list[Record]) -> None:
+        """Put records of writes that came before those from `index` on."""
+        self._records[index:index] = records
 
     @property
     def in_force(self) -> bool:
