@@ -257,6 +257,8 @@ class EngineClient:
                 self.cache_events.take_events(message)
             case Committed():
                 self.code.take(message)
+                # The ranks tell it with their loads as well, but they may be lost before.
+                self._take_loads(msgspec.structs.replace(self.loads, generation=message.generation))
                 if message.reply is not None:
                     self._calls.commit(message.reply)
             case ReloadStatus():

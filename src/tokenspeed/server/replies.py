@@ -10,24 +10,30 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.runtime.protocol.reports import TokenLogprobs
+from tokenspeed.server.chunks import Chunk, TextCuts, Unsent
 from tokenspeed.server.journal import Entry
 from tokenspeed.server.requests import Accepted
 from tokenspeed.server.streams import TokenStream, Update, updates
 
 
 async def responses(
-    accepted: Accepted, entries: Sequence[Entry], streams: Sequence[TokenStream], news: asyncio.Event
+    accepted: Accepted,
+    entries: Sequence[Entry],
+    streams: Sequence[TokenStream],
+    news: asyncio.Event,
+    cuts: Sequence[TextCuts | None],
 ) -> AsyncIterator[pb.GenerateResponse]:
     """All responses to one request.
 
     While it streams, those of its answers come mixed, each with the index of its answer. Otherwise there is one
     for each answer, in order: the gateway numbers them as they come. A stop token counts as generated, but is
-    sent only on request.
+    sent only on request. `cuts` says of each answer where it may be cut into chunks, None that it may be anywhere.
 
     Raises:
         TokenSpeedError: when one of the answers cannot be finished.
     """
     generated = [0] * len(entries)
+    unsent = [Unsent(cut) for cut in cuts]
     held: list[pb.GenerateResponse] = []
     async for index, update in updates(streams, news):
         if update.finish_reason == "error":
@@ -36,17 +42,18 @@ async def responses(
         if update.matched_token is not None and accepted.keep_stop_token:
             new.append(update.matched_token)
         generated[index] += update.generated
-        if accepted.stream and new:
-            chunk = pb.GenerateStreamChunk(
-                token_ids=new,
-                prompt_tokens=len(accepted.prompt),
-                completion_tokens=generated[index],
-                cached_tokens=entry.cached_tokens,
-                output_logprobs=_logprobs(new, update.logprobs),
-                index=index,
-                weight_version=update.weight_version,
-            )
-            yield pb.GenerateResponse(request_id=accepted.request_id, chunk=chunk)
+        if accepted.stream:
+            for token_ids, logprobs in _chunks(accepted, unsent[index], new, update):
+                chunk = pb.GenerateStreamChunk(
+                    token_ids=token_ids,
+                    prompt_tokens=len(accepted.prompt),
+                    completion_tokens=generated[index],
+                    cached_tokens=entry.cached_tokens,
+                    output_logprobs=_logprobs(token_ids, logprobs),
+                    index=index,
+                    weight_version=update.weight_version,
+                )
+                yield pb.GenerateResponse(request_id=accepted.request_id, chunk=chunk)
         if update.finish_reason is not None:
             complete = _complete(accepted, entry, update, generated[index])
             response = pb.GenerateResponse(request_id=accepted.request_id, complete=complete)
@@ -62,6 +69,15 @@ def aborted(accepted: Accepted, index: int) -> pb.GenerateResponse:
     """The only response to an answer that was aborted before the engine knew of it."""
     complete = pb.GenerateComplete(finish_reason="abort", prompt_tokens=len(accepted.prompt), index=index)
     return pb.GenerateResponse(request_id=accepted.request_id, complete=complete)
+
+
+def _chunks(accepted: Accepted, unsent: Unsent, token_ids: list[int], update: Update) -> list[Chunk]:
+    """The chunks to send now that these tokens have come."""
+    chunks = [unsent.add(token_ids, update.logprobs)]
+    if update.finish_reason is not None:
+        hidden = update.matched_string is not None and not accepted.keep_stop_token
+        chunks += unsent.rest(stopped=hidden)
+    return [chunk for chunk in chunks if chunk[0]]
 
 
 def _complete(accepted: Accepted, entry: Entry, last: Update, completion_tokens: int) -> pb.GenerateComplete:

@@ -16,6 +16,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 from tokenspeed.errors import RequestError, TokenSpeedError
 from tokenspeed.runtime.protocol.calls import FlushCache, StartProfile, StopProfile
 from tokenspeed.server.cache_events import batches
+from tokenspeed.server.chunks import TextCuts
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.errors import EngineUnavailable, QueueFull, SubscriberTooSlow, UnsupportedCall
 from tokenspeed.server.grammars import GrammarCompiler
@@ -74,6 +75,7 @@ class SchedulerServicer(rpc.TokenSpeedSchedulerServicer):
             accepted = intake.accept(request)
             news = asyncio.Event()
             watchers = await _stop_watchers(accepted, tokenizer_file)
+            cuts = await _text_cuts(accepted, tokenizer_file)
             try:
                 grammar = await self._compiled(accepted)
             except AbortedEarly:
@@ -83,7 +85,7 @@ class SchedulerServicer(rpc.TokenSpeedSchedulerServicer):
             streams = [TokenStream(watcher, news) for watcher in watchers]
             entries = self._entries(accepted)
             self._client.submit(entries, streams, grammar)
-            async for response in responses(accepted, entries, streams, news):
+            async for response in responses(accepted, entries, streams, news, cuts):
                 yield response
         except TokenSpeedError as error:
             await _refuse(context, error)
@@ -278,6 +280,18 @@ async def _stop_watchers(accepted: Accepted, file: TokenizerFile) -> list[StopWa
         )
         for sampling in accepted.answers
     ]
+
+
+async def _text_cuts(accepted: Accepted, file: TokenizerFile) -> list[TextCuts | None]:
+    """One for each answer that is streamed with log-probabilities; None for others."""
+    if not accepted.stream or accepted.answers[0].logprobs is None:
+        return [None] * len(accepted.answers)
+    try:
+        tokenizer = await file.load()
+    except RequestError:
+        return [None] * len(accepted.answers)  # without a tokenizer a client can only want the ids
+    skip = accepted.skip_special_tokens
+    return [TextCuts(tokenizer, accepted.stop, skip_special_tokens=skip) for _ in accepted.answers]
 
 
 async def _refuse(context: grpc.aio.ServicerContext, error: TokenSpeedError) -> NoReturn:

@@ -81,7 +81,7 @@ async def test_a_stream_goes_on_where_it_was(
     serving: Callable[..., Any], generate_request: Ask, tokenizer: Tokenizer, eventually: Any, victim: int
 ) -> None:
     config = Config(model=MODEL, parallel=ParallelOptions(tensor_parallel_size=2))
-    async with serving(config, free_steps=1) as engine:
+    async with serving(config, free_steps=2) as engine:
         eventually(lambda: (engine.front.run_dir / "rank1.pid").exists())
         request = generate_request("abcdefghij" * 10, stream=True)
         request.return_logprob, request.top_logprobs_num = True, 2

@@ -32,7 +32,7 @@ async def answered(*, stream: bool) -> list[pb.GenerateResponse]:
             await asyncio.sleep(0)
 
     speaking = asyncio.create_task(speak())
-    found = [response async for response in responses(accepted, entries, streams, news)]
+    found = [response async for response in responses(accepted, entries, streams, news, (None,) * 3)]
     await speaking
     return found
 

@@ -171,6 +171,21 @@ def test_logprobs_without_likeliest_tokens(client: openai.OpenAI, stream: bool) 
     assert all(entry.top_logprobs == [] for entry in content)
 
 
+@pytest.mark.parametrize("stop", [None, ["world!", " 🙂?"], [" wörld"]])
+@pytest.mark.parametrize("stream", [True, False])
+def test_every_token_has_its_logprobs_also_where_it_brings_no_text(
+    client: openai.OpenAI, stream: bool, stop: list[str] | None
+) -> None:
+    text = "hi 🙂 wörld 🙂"
+    answer = chat(client, text, logprobs=True, stream=stream, n=2, stop=stop)
+    choices = [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices
+    found = [0, 0]
+    for choice in choices:
+        found[choice.index] += len(choice.logprobs.content) if choice.logprobs else 0
+    said = text.removesuffix(" wörld 🙂") if stop == [" wörld"] else text
+    assert found == [len(said.encode())] * 2
+
+
 def test_more_requests_than_may_wait_are_a_429(client: openai.OpenAI, eventually: Callable[..., Any]) -> None:
     streams = [chat(client, "hello", stream=True, extra_body={"ignore_eos": True}) for _ in range(4)]
     for stream in streams:
