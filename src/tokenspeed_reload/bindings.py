@@ -7,8 +7,10 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from tokenspeed_reload.adapters.containers import CONTAINERS, merge_container
+from tokenspeed_reload.codes import is_redirection
 from tokenspeed_reload.merge import Constant, Merge
 from tokenspeed_reload.moduleinputs import ModuleInputs
+from tokenspeed_reload.moves import Move
 from tokenspeed_reload.undo import MISSING
 from tokenspeed_reload.values import attributes_of, is_a, is_atom, same_value
 
@@ -26,6 +28,8 @@ def bind(module: ModuleInputs, namespace: dict[str, Any], old: dict[str, Any], m
             stays = merge.resolve(value)
         elif name in definitions:
             stays = _merge_definition(module, name, held, value, old, merge)
+        elif not _is_alias(name, held, old) and (mover := Move(module, name, held, value, merge)).concerns:
+            stays = mover.follow(where)
         else:
             stays = _merge_value(module, name, held, value, where, merge)
         _settle(module, namespace, name, held, stays, where, merge)
@@ -128,6 +132,7 @@ def _settle(
     built_here = bool(module.old.kinds_of(name) - {"import"})
     known = any(entry.old is held for entry in merge.replaced)
     follows = held is MISSING or is_atom(held) or is_a(held, ModuleType) or id(held) in merge.new_of
+    follows = follows or (type(held) is FunctionType and is_redirection(held) and id(held) in merge.touched)
     follows = follows or _is_defined_elsewhere(held, module, name)
     if built_here and not known and not follows:
         merge.replace(where, held, "its value was built anew")

@@ -169,6 +169,18 @@ class Definitions:
         """The kinds of the statements that bind `name`."""
         return {s.kind for s in self.statements if name in s.reads.binds}
 
+    def imports(self, name: str) -> bool:
+        """True when an import binds `name`, in a block as well."""
+        aliases = (
+            alias
+            for statement in self.statements
+            if name in statement.reads.binds
+            for node in ast.walk(statement.node)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        )
+        return any(name == (alias.asname or alias.name.partition(".")[0]) for alias in aliases)
+
     def _listed(self, variable: str) -> set[str]:
         names: set[str] = set()
         for statement in self.statements:

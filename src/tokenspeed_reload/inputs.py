@@ -68,8 +68,10 @@ class Inputs:
 
     def is_any_dirty(self, module: ModuleInputs, reads: Reads, without: Container[str] = ()) -> bool:
         """True when anything that is read while the statement runs behaves differently after the reload."""
-        return any(self.is_dirty(module, read) for read in reads.now if read not in without) or any(
-            self._path_is_dirty(module, path, reads) for path in reads.paths_now
+        return (
+            any(self.is_dirty(module, read) for read in reads.now if read not in without)
+            or any(self._path_is_dirty(module, path, reads) for path in reads.paths_now)
+            or self._import_is_dirty(module, reads)
         )
 
     def _is_any_dirty_later(self, module: ModuleInputs, reads: Reads) -> bool:
@@ -183,11 +185,17 @@ class Inputs:
             for level, name, attribute in statement.reads.inner_imports
         )
 
-    def _import_dirty(self, module: ModuleInputs, statement: Statement) -> bool:
-        if any(self._from_star_module(module, lv, m) for lv, m in statement.reads.stars):
+    def _import_is_dirty(self, module: ModuleInputs, reads: Reads) -> bool:
+        """True when what is imported behaves differently, in whatever block the import stands."""
+        if any(self._from_star_module(module, level, name) for level, name in reads.stars):
             return True
-        edges = (module.edges[n] for n in statement.reads.binds if n in module.edges)
-        return any(self._edge_is_dirty(edge, []) for edge in edges if edge.name is not None)
+        return any(self._taken_is_dirty(module, *taken) for taken in reads.taken)
+
+    def _taken_is_dirty(self, module: ModuleInputs, level: int, provider: str, name: str) -> bool:
+        provider = resolve(level, provider, module.package)
+        if f"{provider}.{name}" in self.modules and not self._defines(provider, name):
+            return False  # a module object stays the same; what is read from it is followed by attribute
+        return self._reaches(provider, [name])
 
     def _from_star_module(self, module: ModuleInputs, level: int, name: str) -> bool:
         provider = self.modules.get(resolve(level, name, module.package))
@@ -199,7 +207,7 @@ class Inputs:
             reads = statement.reads
             targets = reads.binds | (reads.mutates & module.value_names)
             targets |= module.unseen if reads.is_dynamic else set()
-            if reads.stars and self._import_dirty(module, statement):
+            if reads.stars and self._import_is_dirty(module, reads):
                 module.dirty |= self._star_names(module, statement)
             if targets <= module.dirty or id(statement) in module.aliases:
                 continue
@@ -217,10 +225,8 @@ class Inputs:
     def _import_binding_dirty(self, module: ModuleInputs, name: str) -> bool:
         edge = module.edges.get(name)
         if edge is None or edge.name is None:
-            return False  # a module object stays the same; what is read from it is followed by attribute
-        if f"{edge.module}.{edge.name}" in self.modules and not self._defines(edge.module, edge.name):
             return False
-        return self._edge_is_dirty(edge, [])
+        return self._taken_is_dirty(module, 0, edge.module, edge.name)
 
     def _star_names(self, module: ModuleInputs, statement: Statement) -> set[str]:
         names: set[str] = set()
@@ -253,8 +259,6 @@ class Inputs:
                 due = id(statement) in module.added or bool((reads.binds | reads.mutates) & module.rebuilt)
                 due = due or bool((reads.binds | reads.mutates) & module.remade)
                 due = due or (reads.is_dynamic and bool(module.unseen & module.dirty))
-                if statement.kind == "import":
-                    due = due or self._import_dirty(module, statement)
                 followed = self._followed(module, statement) if reads.handed_on else set()
                 due = due or (id(statement) not in module.aliases and self.is_any_dirty(module, reads, followed))
                 due = due or bool(reads.binds & missing) or id(statement) in module.again

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -92,6 +92,7 @@ class Merge:
         adapters: the kinds of objects that can be updated, in the order in which they are asked.
         inputs: the analysis of all modules of the reload.
         recorded: what is known of the modules, by name.
+        gone: names of the modules whose file is gone.
         padding: code objects with unused nonlocal names, each with the plain code that it stands for.
         codes: for each source file, which code objects follow which.
         edited: live functions that behave differently now, each after its dotted name.
@@ -111,6 +112,7 @@ class Merge:
     inputs: Inputs
     padding: dict[CodeType, CodeType]
     recorded: Mapping[str, ModuleRecord] = field(default_factory=dict)
+    gone: Collection[str] = ()
     codes: dict[str, CodeMap] = field(default_factory=dict)
     forced: set[tuple[int, int]] = field(default_factory=set)
     young: dict[int, Any] = field(default_factory=dict)

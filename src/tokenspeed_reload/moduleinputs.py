@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenspeed_reload.definitions import Definitions, Difference, Statement, difference
 from tokenspeed_reload.dependencies import ImportEdge, import_edges, package_of, resolve
+from tokenspeed_reload.values import attributes_of
 
 
 @dataclass
@@ -86,7 +88,7 @@ class ModuleInputs:
         self.dropped = changes.removed
         nodes = [s.node for s in self.new.statements]
         for edge in import_edges(self.name, self.new.source, nodes):
-            if edge.at_import and edge.name != "*":
+            if edge.at_import and edge.name != "*" and (edge.binds not in self.edges or self._is_taken(edge)):
                 self.edges[edge.binds] = edge
         self.stars = [resolve(lv, m, self.package) for s in self.new.statements for lv, m in s.reads.stars]
         self.value_names = {
@@ -104,6 +106,12 @@ class ModuleInputs:
         self.lost = set_before - {pair for s in self.new.statements for pair in s.reads.attributes}
         if any(s.reads.is_dynamic for s in (*changes.added, *changes.removed)):
             self.dirty |= self.unseen
+
+    def _is_taken(self, edge: ImportEdge) -> bool:
+        """True when it is this one of several imports of a name that gave its value."""
+        provider = sys.modules.get(edge.module if edge.name is not None else edge.gives)
+        value = provider if edge.name is None else (attributes_of(provider) or {}).get(edge.name)
+        return value is not None and self.namespace.get(edge.binds) is value
 
     def _unmask(self) -> None:
         """Let statements run that bind what another one bound after them, which no longer does."""

@@ -43,6 +43,7 @@ class Reads:
         binds: module-level names that it binds or deletes.
         mutates: names whose object it may change without binding the name.
         stars: modules of its `from x import *`, as (level, module).
+        taken: what a `from` import takes while the statement runs, as (level, module, name).
         inner_imports: imports in function bodies, as (level, module, name or None).
         attributes: attributes of module-level names that it sets, as (name, attribute).
         handed_on: names that a bare call only hands on, as `atexit.register(f)` does with f.
@@ -58,6 +59,7 @@ class Reads:
     binds: set[str] = field(default_factory=set)
     mutates: set[str] = field(default_factory=set)
     stars: list[tuple[int, str]] = field(default_factory=list)
+    taken: list[tuple[int, str, str]] = field(default_factory=list)
     inner_imports: list[tuple[int, str, str | None]] = field(default_factory=list)
     attributes: set[tuple[str, str]] = field(default_factory=set)
     handed_on: set[str] = field(default_factory=set)
@@ -378,6 +380,8 @@ class _Visitor(ast.NodeVisitor):
                 self.reads.stars.append((node.level, node.module or ""))
             else:
                 self._bind(alias.asname or alias.name)
+                if self._at_import():
+                    self.reads.taken.append((node.level, node.module or "", alias.name))
             if not self._at_import():
                 self.reads.inner_imports.append((node.level, node.module or "", alias.name))
 

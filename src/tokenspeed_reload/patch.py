@@ -80,7 +80,7 @@ class Patch:
         self._sources = sources
         self._report = report
         self._log = UndoLog()
-        self._merge = Merge(self._log, reloader.adapters, inputs, padding, reloader.records.modules)
+        self._merge = Merge(self._log, reloader.adapters, inputs, padding, reloader.records.modules, sources.deleted)
         self._prefixes = [*reloader.packages, *reloader.watch]
         self._footprint = Footprint(self._prefixes)
         self._substitution = Substitution(self._merge, self._footprint.covers)
@@ -247,9 +247,13 @@ class Patch:
                 self._merge.touch(target)
 
     def _withdraw(self, module: ModuleInputs, old: dict[str, Any]) -> None:
-        """Let the registries forget what the definitions registered that run again, or are gone."""
-        again = {name for s in (*module.statements(), *module.dropped) for name in s.reads.binds}
-        definitions = {name: old[name] for name in sorted(again & old.keys())}
+        """Let the registries forget what the definitions registered that run again, or are gone.
+
+        What a module imports is not its own: the module that registered it need not run again.
+        """
+        again = {name for s in (*module.statements(), *module.dropped) for name in s.reads.binds} & old.keys()
+        own = (n for n in sorted(again) if home_told(old[n]) == module.name or not module.old.imports(n))
+        definitions = {name: old[name] for name in own}
         for participant in self._reloader.participants:
             participant.withdraw(module.name, definitions)
 

@@ -7,7 +7,7 @@ import builtins
 import enum
 from collections.abc import Iterable
 from dataclasses import replace
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from tokenspeed_reload.adapters.classes import LAYOUT, METACLASS, SLOTS
@@ -155,7 +155,7 @@ class Planner:
             value = module.namespace.get(name)
             statements = [s for s in module.new.statements if name in s.reads.binds]
             follows = follows_in_place(value, self._merge) or all(s.is_container for s in statements)
-            follows = follows or is_a(type(value), enum.EnumMeta)
+            follows = follows or is_a(type(value), enum.EnumMeta) or is_a(value, ModuleType)
             if value is not None and not is_atom(value) and not follows:
                 self._replaced.append(Replaced(f"{module.name}.{name}", value, "its value is built anew"))
 

@@ -166,7 +166,7 @@ class Reloader:
             needs_restart=self._outside(sources),
             notes=sources.notes(),
         )
-        merge = Merge(UndoLog(), self.adapters, inputs, self._padding, self.records.modules)
+        merge = Merge(UndoLog(), self.adapters, inputs, self._padding, self.records.modules, sources.deleted)
         old = {name: self.records.modules[name].code for name in inputs.modules}
         Planner(merge, old, analysis.codes, self.run_once(inputs)).fill(plan)
         return plan
@@ -350,9 +350,10 @@ class Reloader:
             modules[name] = ModuleInputs(name, old, new, namespace, unseen, late=late, is_doubtful=name in doubtful)
             edges = import_edges(name, new.source, [s.node for s in new.statements])
             providers[name] = providers_of(edges, sys.modules, at_import=True)
+        for name in why:  # what a module imports comes first, whatever objects it left there in an earlier version
             if not providers[name] & why.keys():
-                providers[name] |= used_by_objects(name, namespace)
-        for name in why:
+                held = used_by_objects(name, modules[name].namespace)
+                providers[name] |= {other for other in held if name not in providers.get(other, ())}
             record = replace(self.records.modules[name], source=modules[name].new.source)
             further = self._uses.may_use(name, record, why)
             providers[name] |= {other for other in further & why.keys() if name not in providers[other]}

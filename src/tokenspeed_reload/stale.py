@@ -62,6 +62,8 @@ class _Search:
     """Walks up from an object to the modules, classes and instances that hold it."""
 
     def __init__(self, replaced: list[Replaced], hidden: Iterable[Any]) -> None:
+        self._target: Any = None
+        self._inside: set[int] = set()
         self._names = {id(vars(m)): n for n, m in list(sys.modules.items()) if is_a(m, ModuleType)}
         self._ignored = {id(item) for item in hidden} | {id(hidden), id(replaced), id(self.__dict__)}
         self._classes = {id(entry.old) for entry in replaced if is_a(entry.old, type) and not entry.is_part}
@@ -73,6 +75,7 @@ class _Search:
         found: list[str] = []
         level = [_Step(target, "")]
         seen = {id(target)}
+        self._target, self._inside = target, _inside(target)
         for _ in range(_LEVELS):
             above: list[_Step] = []
             for step in level:
@@ -95,7 +98,10 @@ class _Search:
             if id(holder) in self._classes:
                 is_kept = True  # who holds the class is told of the class
                 continue
-            if id(holder) in seen or id(holder) in self._ignored or _is_part(holder, step.value):
+            if id(holder) in self._inside or id(holder) in seen:
+                is_kept = True  # a part of the object itself, or one that is followed already
+                continue
+            if id(holder) in self._ignored or _is_part(holder, step.value):
                 is_kept = is_kept or _is_ours(holder)  # what is left of an earlier reload, too
                 continue
             seen.add(id(holder))
@@ -103,6 +109,8 @@ class _Search:
             if name and self._is_kept_for_undo(holder, referrers):
                 is_kept = True
                 continue
+            if name and self._is_own_object(holder):
+                name, path = "", step.path or _attribute(holder, step.value)
             if name:
                 names.append(name)
             else:
@@ -118,6 +126,12 @@ class _Search:
         others = [r for r in referrers if r is not own and not is_a(r, FrameType | _Step)]
         del referrers
         return bool(others) and all(id(other) in self._ignored for other in others)
+
+    def _is_own_object(self, holder: Any) -> bool:
+        """True for an object of the class that the class itself holds; whoever else does is to be named."""
+        if self._target is not type(holder):
+            return False
+        return any(id(other) in self._inside for other in gc.get_referrers(holder))
 
     def _describe(self, holder: Any, value: Any, path: str) -> tuple[str, str]:
         """A finished name, or an empty one and the path so far."""
@@ -151,9 +165,19 @@ def _is_part(holder: Any, value: Any) -> bool:
         kept = {id(item) for item in list(_state(value).values())}
         return any(id(above) in kept for above in gc.get_referrers(holder))
     if is_a(value, type):
+        if type(holder) is value:
+            return False  # an object that the class itself holds, such as a member of an enum; others may as well
         own = (value.__mro__, *(vars(value).values()))
         return any(holder is part for part in own) or type(holder) is CellType
     return False
+
+
+def _inside(target: Any) -> set[int]:
+    """The containers that a class consists of, by identity."""
+    if not is_a(target, type):
+        return set()
+    held = [value for value in vars(target).values() if is_a(value, dict | list | tuple | set)]
+    return {id(part) for part in (target, *gc.get_referents(vars(target)), *held)}
 
 
 def _attribute(holder: Any, value: Any) -> str:

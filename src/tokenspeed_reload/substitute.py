@@ -23,6 +23,7 @@ from tokenspeed_reload.undo import (
     InstanceSlots,
     ListContents,
     MethodWrapper,
+    NamedValues,
     SetContents,
     cell_value,
     elements_of,
@@ -148,14 +149,16 @@ class Substitution:
             self._other(holder)
 
     def _dict(self, holder: dict[Any, Any]) -> None:
-        self._log(DictContents, holder)
         items = items_of(holder)
-        if any(id(key) in self._live_of for key, _ in items):
-            replace_dict(holder, [(self._resolve(key), self._resolve(value)) for key, value in items])
-            return
-        for key, value in items:
-            if id(value) in self._live_of:
+        changed = {key: value for key, value in items if type(key) is str and id(value) in self._live_of}
+        if len(changed) == sum(id(key) in self._live_of or id(value) in self._live_of for key, value in items):
+            if not self._is_young(holder) and not self._covered(holder):
+                self._merge.log.add(NamedValues(holder, changed))
+            for key, value in changed.items():
                 set_item(holder, key, self._resolve(value))
+            return
+        self._log(DictContents, holder)
+        replace_dict(holder, [(self._resolve(key), self._resolve(value)) for key, value in items])
 
     def _function(self, holder: FunctionType) -> None:
         if id(holder.__defaults__) in self._live_of:

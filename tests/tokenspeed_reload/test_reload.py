@@ -859,3 +859,54 @@ def test_every_part_of_a_reload_is_told(project):
         reloader.reload(progress=lambda what: fail(what) if what == "the start of a" else None)
     assert sys.modules["b"].Y == 1
     importlib.import_module("json.tool")
+
+
+@pytest.mark.parametrize(
+    "imports",
+    ["from maker import norm, scale", "try:\n    from maker import norm, scale\nexcept ImportError: norm = None"],
+)
+def test_a_module_that_imports_again_withdraws_nothing_that_another_registered(project, imports):
+    registry = Registry()
+    host = types.ModuleType("registry_host")
+    host.register = registry.register
+    sys.modules["registry_host"] = host
+    try:
+        maker = "from registry_host import register\n@register('norm')\ndef norm(): return 1\nscale = {}"
+        project.write_module("maker", maker.format(1))
+        project.write_module("user", imports + "\nTWICE = scale * 2\ndef use(): return norm() * TWICE")
+        reloader = project.watch("maker", "user", participants=[registry])
+        user = project.load("user")
+        spec = registry.specs["norm"]
+        project.write_module("maker", maker.format(3))
+        reloader.reload().commit()
+        assert registry.specs == {"norm": spec}
+        assert (user.use(), spec.function()) == (6, 1)
+    finally:
+        del sys.modules["registry_host"]
+
+
+ENUM = "import enum\nclass E(enum.Enum):\n    ONE = 1\n    TWO = 2\n"
+
+
+def test_a_class_that_only_its_own_objects_hold_is_not_stale_when_it_goes(project):
+    project.write_module("m", ENUM)
+    reloader = project.watch("m")
+    project.load("m")
+    project.write_module("m", "x = 1\n")
+    transaction = reloader.reload()
+    assert transaction.report.stale == []
+    transaction.commit()
+
+
+def test_who_holds_one_of_the_objects_of_a_class_that_goes_is_named(project, monkeypatch):
+    project.write_module("m", ENUM)
+    reloader = project.watch("m")
+    outside = types.ModuleType("outside")
+    monkeypatch.setitem(sys.modules, "outside", outside)
+    outside.kept = project.load("m").E.TWO
+    project.write_module("m", "x = 1\n")
+    transaction = reloader.reload()
+    (entry,) = transaction.report.stale
+    assert entry.definition == "m.E"
+    assert any("outside.kept" in holder for holder in entry.held_by), entry
+    transaction.commit()

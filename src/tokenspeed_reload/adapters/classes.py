@@ -49,9 +49,7 @@ class ClassAdapter:
         if merge.successors.get(id(live)) is new:
             return new
         if not self._bases(live, new, where, merge) and _same_layout(live, new):
-            self._redirect_methods(live, new, where, merge)
-            merge.supersede(live, new)
-            merge.replace(where, live, NEW_CLASS)
+            give_way(live, new, where, NEW_CLASS, merge)
             return new
         if type(live) is not merge.resolve(type(new)):
             merge.restart(where, METACLASS)
@@ -67,18 +65,6 @@ class ClassAdapter:
         merge.follow(live, new)
         self.merge_members(live, new, where, merge, skip=set())
         return live
-
-    def _redirect_methods(self, live: Any, new: Any, where: str, merge: Merge) -> None:
-        """Bound methods that are held go on to the functions of the new class."""
-        for name, function in vars(live).items():
-            target = vars(new).get(name)
-            if is_a(function, FunctionType) and is_a(target, FunctionType):
-                merge.log.once(FunctionState, function)
-                redirect(function, target)
-                merge.touch(function)
-            elif merge.is_old_code(function):
-                merge.pinned[id(function)] = function
-                merge.replace(f"{where}.{name}", function, REMOVED if target is None else OTHER_KIND)
 
     def _bases(self, live: Any, new: Any, where: str, merge: Merge) -> bool:
         """Set the bases; False when CPython refuses."""
@@ -175,6 +161,26 @@ class ClassAdapter:
             abc.update_abstractmethods(cls)
             cls._abc_caches_clear()
             classes.extend(sub for sub in type.__subclasses__(cls) if is_a(sub, abc.ABCMeta))
+
+
+def give_way(live: Any, new: Any, where: str, why: str, merge: Merge) -> None:
+    """Let `new` take the place of a class wherever it is held; objects that fit move to it."""
+    _redirect_methods(live, new, where, merge)
+    merge.supersede(live, new, keeps_objects=not _same_layout(live, new))
+    merge.replace(where, live, why)
+
+
+def _redirect_methods(live: Any, new: Any, where: str, merge: Merge) -> None:
+    """Bound methods that are held go on to the functions of the new class."""
+    for name, function in vars(live).items():
+        target = vars(new).get(name)
+        if is_a(function, FunctionType) and is_a(target, FunctionType):
+            merge.log.once(FunctionState, function)
+            redirect(function, target)
+            merge.touch(function)
+        elif merge.is_old_code(function):
+            merge.pinned[id(function)] = function
+            merge.replace(f"{where}.{name}", function, REMOVED if target is None else OTHER_KIND)
 
 
 def _same_layout(live: type, new: type) -> bool:

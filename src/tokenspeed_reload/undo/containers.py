@@ -7,6 +7,7 @@ methods of the built-in class here.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from typing import Any
 
 from tokenspeed_reload.undo.log import MISSING, Record
@@ -42,6 +43,24 @@ class AddedEntry(Entry):
         super().__init__(target, key)
         self.held = MISSING
         self.order = [known for known in self.order if known != key]
+
+
+class NamedValues(Record):
+    """The values under some names in a dict; what the program writes under others is its own."""
+
+    def __init__(self, target: dict[Any, Any], names: Collection[str]) -> None:
+        self.target, self.names = target, frozenset(names)
+        self.held = self._read()
+
+    def _read(self) -> list[tuple[str, Any]]:
+        return [(key, value) for key, value in items_of(self.target) if type(key) is str and key in self.names]
+
+    def exchange(self) -> None:
+        held, self.held = self.held, self._read()
+        there = {name for name, _ in self.held}
+        for name, value in held:
+            if name in there:
+                set_item(self.target, name, value)
 
 
 class DictContents(Record):
