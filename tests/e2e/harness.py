@@ -30,6 +30,14 @@ LAST_FRAME = "in _run_module_as_main\n"
 """How the stacks of a `python -m` end: the main thread comes last, and its first call."""
 
 
+HTTP = httpx.Client(
+    verify=False,
+    timeout=PATIENCE,
+    limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+)
+"""For all calls: a client of its own would cost each of them ten times its time, mostly for certificates. No connection
+is used twice, since a server may close it at that moment."""
+
 RUNNING: list[Server] = []
 """The servers whose process may still run."""
 
@@ -165,19 +173,19 @@ class Server:
     def reload(self, **body: Any) -> dict[str, Any]:
         """`POST /reload_forward` at the control address with a fresh id."""
         body.setdefault("id", uuid.uuid4().hex)
-        reply = httpx.post(f"{self.control_url}/reload_forward", json=body, timeout=PATIENCE)
+        reply = HTTP.post(f"{self.control_url}/reload_forward", json=body, timeout=PATIENCE)
         parsed: dict[str, Any] = reply.json()
         assert reply.status_code == (200 if parsed["success"] else 400), reply.text
         return parsed
 
     def control(self, method: str, path: str, body: Any = None) -> httpx.Response:
         """Any other control call."""
-        return httpx.request(method, f"{self.control_url}{path}", json=body, timeout=PATIENCE)
+        return HTTP.request(method, f"{self.control_url}{path}", json=body, timeout=PATIENCE)
 
     def complete(self, prompt: str | list[int], **options: Any) -> dict[str, Any]:
         """One greedy completion through the gateway."""
         body = {"model": self.served, "prompt": prompt, "max_tokens": 16, "temperature": 0, **options}
-        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
+        reply = HTTP.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
         assert reply.status_code == 200, reply.text
         parsed: dict[str, Any] = reply.json()
         return parsed
@@ -189,7 +197,7 @@ class Server:
         answers: list[dict[str, Any]] = []
 
         def ask() -> None:
-            reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
+            reply = HTTP.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
             assert reply.status_code == 200, reply.text
             answers.append(reply.json()["choices"][0])
 
@@ -212,13 +220,13 @@ class Server:
     @property
     def served(self) -> str:
         """Name under which the gateway serves the model."""
-        reply = httpx.get(f"{self.url}/v1/models", timeout=PATIENCE).json()
+        reply = HTTP.get(f"{self.url}/v1/models", timeout=PATIENCE).json()
         name: str = reply["data"][0]["id"]
         return name
 
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
-        lines = httpx.get(f"{self.control_url}/metrics", timeout=PATIENCE).text.splitlines()
+        lines = HTTP.get(f"{self.control_url}/metrics", timeout=PATIENCE).text.splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         assert values, f"no metric {name}"
         return sum(values)

@@ -11,12 +11,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
 from tests.e2e.conftest import SMALL
-from tests.e2e.harness import Server
+from tests.e2e.harness import HTTP, Server
 from tests.ports import free_port
 from tests.waiting import PATIENCE, until
 
@@ -80,7 +79,7 @@ def test_a_stop_lets_running_requests_finish(server: Server, how: int) -> None:
     server.start()
     children = children_of(server)
     body = {"model": server.served, "prompt": "Tell", "max_tokens": 300, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as reply:
+    with HTTP.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as reply:
         lines = reply.iter_lines()
         next(lines)
         server.process.send_signal(how)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import SMALL
-from tests.e2e.harness import Server
+from tests.e2e.harness import HTTP, Server
 from tests.waiting import PATIENCE, until
 
 LIMIT = 5.0
@@ -115,7 +115,7 @@ def test_a_stop_while_a_pause_holds_requests_is_quick(tiny_model: Path, tmp_path
     replies: list[httpx.Response] = []
     body = {"model": server.served, "prompt": "held", "max_tokens": 4}
     thread = threading.Thread(
-        target=lambda: replies.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE))
+        target=lambda: replies.append(HTTP.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE))
     )
     thread.start()
     until(lambda: server.metric("vllm:num_requests_waiting"))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.e2e.conftest import SMALL
-from tests.e2e.harness import Server
+from tests.e2e.harness import HTTP, Server
 from tests.hub import Hub, running_hub
 from tests.waiting import PATIENCE
 
@@ -31,7 +30,7 @@ def test_a_hub_id_is_fetched_once_and_served_under_its_name(hub: Hub, tiny_model
     try:
         assert server.served == "org/tiny"
         assert server.text("Hello")
-        reply = httpx.get(f"{server.url}/v1/models", headers={"Origin": "http://example.com"}, timeout=PATIENCE)
+        reply = HTTP.get(f"{server.url}/v1/models", headers={"Origin": "http://example.com"}, timeout=PATIENCE)
         assert reply.headers["access-control-allow-origin"] == "http://example.com"
     finally:
         server.stop()

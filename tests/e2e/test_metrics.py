@@ -6,11 +6,10 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.harness import Server
+from tests.e2e.harness import HTTP, Server
 from tests.waiting import PATIENCE, until
 
 ACTIVATION = "tokenspeed_kernel.ops.activation.reference"
@@ -22,7 +21,7 @@ class Scrape(dict[tuple[str, tuple[tuple[str, str], ...]], float]):
     @classmethod
     def of(cls, url: str) -> Scrape:
         scrape = cls()
-        for family in text_string_to_metric_families(httpx.get(url, timeout=PATIENCE).text):
+        for family in text_string_to_metric_families(HTTP.get(url, timeout=PATIENCE).text):
             for sample in family.samples:
                 labels = {name: text for name, text in sample.labels.items() if name not in ("model_name", "le")}
                 assert "model_name" in sample.labels, sample

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.e2e.harness import Server
+from tests.e2e.harness import HTTP, Server
 from tests.waiting import PATIENCE
 
 SAMPLER = "tokenspeed.runtime.sampling.sampler"
@@ -67,10 +66,10 @@ def test_every_rank_writes_a_trace_of_the_steps_between_start_and_stop(server: S
 
 def test_the_gateway_starts_and_stops_a_profile(server: Server, tmp_path: Path) -> None:
     body = {"output_dir": str(tmp_path), "activities": ["CPU"], "with_stack": True, "record_shapes": True}
-    started = httpx.post(f"{server.url}/start_profile", json=body, timeout=PATIENCE)
+    started = HTTP.post(f"{server.url}/start_profile", json=body, timeout=PATIENCE)
     assert started.status_code == 200, started.text
     server.complete("some text within", max_tokens=2)
-    stopped = httpx.post(f"{server.url}/stop_profile", timeout=PATIENCE)
+    stopped = HTTP.post(f"{server.url}/stop_profile", timeout=PATIENCE)
     assert stopped.status_code == 200, stopped.text
     files = sorted(tmp_path.iterdir())
     assert [path.name.split("-TP")[1] for path in files] == ["0.trace.json.gz", "1.trace.json.gz"]
@@ -80,10 +79,10 @@ def test_the_gateway_starts_and_stops_a_profile(server: Server, tmp_path: Path) 
 
 
 def test_the_gateway_passes_a_refusal_on(server: Server) -> None:
-    stopped = httpx.post(f"{server.url}/stop_profile", timeout=PATIENCE)
+    stopped = HTTP.post(f"{server.url}/stop_profile", timeout=PATIENCE)
     assert stopped.status_code != 200
     assert "no profile is running" in stopped.text
-    started = httpx.post(f"{server.url}/start_profile", json={"activities": ["GPU"]}, timeout=PATIENCE)
+    started = HTTP.post(f"{server.url}/start_profile", json={"activities": ["GPU"]}, timeout=PATIENCE)
     assert started.status_code != 200
     assert "GPU needs a CUDA device" in started.text
 

@@ -11,10 +11,9 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.e2e.harness import Server, dump
+from tests.e2e.harness import HTTP, Server, dump
 from tests.waiting import PATIENCE, until
 
 LLAMA = "tokenspeed.runtime.models.llama"
@@ -172,7 +171,7 @@ def test_code_that_fails_while_it_serves_costs_the_requests_of_that_step_only(se
     server.replace(LLAMA, MLP_RESULT, fails)
     assert server.reload()["success"]
     body = {"model": server.served, "prompt": "one two " * 50, "max_tokens": 4, "temperature": 0}
-    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+    reply = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
     assert reply.status_code == 500
     assert "ValueError: too long" in reply.text
     assert server.text(PROMPT) == before

@@ -11,11 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.e2e.conftest import SMALL
-from tests.e2e.harness import Server, dump
+from tests.e2e.harness import HTTP, Server, dump
 from tests.waiting import PATIENCE, until
 
 REPLACEMENTS = "tokenspeed:rank_replacements_total"
@@ -63,7 +62,7 @@ def rounded(logprobs: Any) -> Any:
 def stream(server: Server, body: dict[str, Any]) -> str:
     """The pieces of one streamed answer."""
     request = {"model": server.served, "temperature": 0, "stream": True, **body}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=request, timeout=PATIENCE) as reply:
+    with HTTP.stream("POST", f"{server.url}/v1/completions", json=request, timeout=PATIENCE) as reply:
         lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {")]
     return "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
 
@@ -187,7 +186,7 @@ def test_a_request_that_only_the_edited_code_dies_of_ends_alone(pair: Server) ->
         asked = [pool.submit(answers, pair, others) for _ in range(4)]
         pair.wait_for_running(1)
         body = {"model": pair.served, "prompt": "a b c d " * 110, "max_tokens": 4}
-        reply = httpx.post(f"{pair.url}/v1/completions", json=body, timeout=300)
+        reply = HTTP.post(f"{pair.url}/v1/completions", json=body, timeout=300)
         assert reply.status_code == 500, reply.text
         assert "lost twice while this request ran" in reply.text
         assert wait(asked) == [expected] * 4
@@ -201,7 +200,7 @@ def test_a_step_that_fails_on_one_of_the_ranks_ends_its_requests_alone(pair: Ser
     assert pair.reload()["success"]
     before = pair.metric(REPLACEMENTS)
     body = {"model": pair.served, "prompt": "a b c d " * 110, "max_tokens": 4}
-    reply = httpx.post(f"{pair.url}/v1/completions", json=body, timeout=300)
+    reply = HTTP.post(f"{pair.url}/v1/completions", json=body, timeout=300)
     assert reply.status_code == 500, reply.text
     assert "the forward pass failed with OSError: only here" in reply.text
     until_healthy(pair, before + 1)

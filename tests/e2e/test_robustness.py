@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.harness import Server
+from tests.e2e.harness import HTTP, Server
 from tests.waiting import PATIENCE, until
 
 LIMITS = ("--max-num-seqs", "16", "--max-total-tokens", "512", "--max-model-len", "256", "--drain-timeout", "2")
@@ -42,16 +42,19 @@ def alone(server: Server) -> dict[str, str]:
 def stream(server: Server, prompt: str, lines: int) -> None:
     """Read some lines of a streamed answer, then go away."""
     body = {"model": server.served, "prompt": prompt, "max_tokens": 100, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as reply:
+    with HTTP.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as reply:
         for _line in zip(range(lines), reply.iter_lines(), strict=False):
             pass
 
 
 def test_more_requests_than_the_cache_holds_get_the_same_answers(server: Server, alone: dict[str, str]) -> None:
+    asked = [random.Random(number).choice(PROMPTS) for number in range(24)]
+    assert server.control("POST", "/pause_generation").json()["success"]
     with ThreadPoolExecutor(24) as pool:
-        asked = [random.Random(number).choice(PROMPTS) for number in range(24)]
-        answers = list(pool.map(lambda prompt: server.text(prompt, max_tokens=100, ignore_eos=True), asked))
-    assert answers == [alone[prompt] for prompt in asked]
+        answers = pool.map(lambda prompt: server.text(prompt, max_tokens=100, ignore_eos=True), asked)
+        until(lambda: server.metric("vllm:num_requests_waiting") == 24)
+        assert server.control("POST", "/continue_generation").json()["success"]
+    assert list(answers) == [alone[prompt] for prompt in asked]
     assert server.control("GET", "/server_info").json()["loads"]["preemptions"] > 0
     assert server.blocks_in_use() == 0
 
@@ -60,7 +63,7 @@ def test_callers_that_leave_at_any_moment_leave_nothing(server: Server) -> None:
     server.control("POST", "/pause_generation")
     held = {"model": server.served, "prompt": "held", "max_tokens": 100}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=held, timeout=httpx.Timeout(PATIENCE, read=0.3))
+        HTTP.post(f"{server.url}/v1/completions", json=held, timeout=httpx.Timeout(PATIENCE, read=0.3))
     server.control("POST", "/continue_generation")
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(lambda number: stream(server, PROMPTS[number % 8], number % 5), range(24)))
@@ -133,7 +136,7 @@ def test_a_stop_while_requests_are_held_ends_at_the_drain_timeout(server: Server
     server.control("POST", "/pause_generation")
     body = {"model": server.served, "prompt": "held", "max_tokens": 5}
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+        held = pool.submit(HTTP.post, f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
         until(lambda: server.metric("vllm:num_requests_waiting"))
         assert server.stop() == 0
         assert held.result().status_code == 503

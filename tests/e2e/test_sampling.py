@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from tests.e2e.harness import Server
+from tests.e2e.harness import HTTP, Server
 from tests.waiting import PATIENCE
 
 
@@ -86,7 +85,7 @@ def test_penalties_keep_an_answer_from_repeating_itself(
 def test_generate_tells_logprobs_and_what_computed_them(smollm2: Server) -> None:
     parameters = {"max_new_tokens": 4, "temperature": 0, "n": 2}
     body = {"model": smollm2.served, "text": "The capital of France is", "sampling_params": parameters}
-    reply = httpx.post(f"{smollm2.url}/generate", json={**body, "return_logprob": True}, timeout=PATIENCE)
+    reply = HTTP.post(f"{smollm2.url}/generate", json={**body, "return_logprob": True}, timeout=PATIENCE)
     answers = reply.json()
     assert len(answers) == 2
     for answer in answers:

@@ -7,11 +7,10 @@ import re
 import threading
 import time
 
-import httpx
 import openai
 import pytest
 
-from tests.e2e.harness import Server
+from tests.e2e.harness import HTTP, Server
 from tests.waiting import PATIENCE
 
 
@@ -39,7 +38,7 @@ def test_a_stream_says_the_same_as_one_answer(smollm2: Server, client: openai.Op
     whole = client.chat.completions.create(**options)  # type: ignore[call-overload]
     chunks = list(client.chat.completions.create(**options, stream=True))  # type: ignore[call-overload]
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
-    assert len(chunks) > 10
+    assert len(chunks) > 3, "a slow client gets several tokens at a time, but not all"
 
 
 def test_a_completion_stops_at_a_stop_string_and_so_does_the_engine(smollm2: Server, client: openai.OpenAI) -> None:
@@ -83,7 +82,7 @@ def test_ignore_eos_and_the_token_limits(smollm2: Server) -> None:
 )
 def test_a_bad_request_gets_a_4xx_and_the_server_goes_on(smollm2: Server, body: dict[str, object]) -> None:
     request = {"model": smollm2.served, "prompt": "Hello", "max_tokens": 4, "temperature": 0, **body}
-    reply = httpx.post(f"{smollm2.url}/v1/completions", json=request, timeout=PATIENCE)
+    reply = HTTP.post(f"{smollm2.url}/v1/completions", json=request, timeout=PATIENCE)
     assert 400 <= reply.status_code < 500, reply.text
     assert smollm2.text("Hello")
 
@@ -92,7 +91,7 @@ def test_a_refused_request_is_told_to_its_client_and_to_no_log(smollm2: Server) 
     before = smollm2.output()
     for body in ({"prompt": ""}, {"prompt": "x " * 5000}, {"prompt": "x", "model": "nobody"}):
         request = {"model": smollm2.served, "max_tokens": 4, **body}
-        assert httpx.post(f"{smollm2.url}/v1/completions", json=request, timeout=PATIENCE).status_code in (400, 404)
+        assert HTTP.post(f"{smollm2.url}/v1/completions", json=request, timeout=PATIENCE).status_code in (400, 404)
     new = smollm2.output().removeprefix(before)
     assert not re.search("ERROR|WARN|nobody|40[04]", new), new
 
@@ -115,7 +114,7 @@ def test_two_hundred_short_requests_with_aborts_leave_no_block(smollm2: Server) 
     def ask(number: int, give_up: bool) -> None:
         body = {"model": smollm2.served, "prompt": f"Item {number}", "max_tokens": 6, "temperature": 0, "stream": True}
         try:
-            with httpx.stream("POST", f"{smollm2.url}/v1/completions", json=body, timeout=PATIENCE) as reply:
+            with HTTP.stream("POST", f"{smollm2.url}/v1/completions", json=body, timeout=PATIENCE) as reply:
                 assert reply.status_code == 200
                 for _line in reply.iter_lines():
                     if give_up:

@@ -19,7 +19,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 from tokenizers import Tokenizer
 
-from tests.e2e.harness import Server
+from tests.e2e.harness import HTTP, Server
 from tests.waiting import PATIENCE, until
 
 EOS = 2
@@ -55,7 +55,7 @@ def chat(server: Server, **options: Any) -> httpx.Response:
         "temperature": 1.0,
         **options,
     }
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+    return HTTP.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
 
 
 def content(reply: httpx.Response) -> str:
@@ -76,7 +76,7 @@ def check_person(text: str) -> None:
 
 
 def grpc_address(server: Server) -> str:
-    workers = httpx.get(f"{server.url}/workers", timeout=PATIENCE).json()["workers"]
+    workers = HTTP.get(f"{server.url}/workers", timeout=PATIENCE).json()["workers"]
     address: str = workers[0]["url"].removeprefix("grpc://")
     return address
 

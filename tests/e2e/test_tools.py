@@ -9,12 +9,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from tests.e2e.conftest import SMALL
-from tests.e2e.harness import Server
+from tests.e2e.harness import HTTP, Server
 from tests.waiting import PATIENCE
 
 WEATHER = {
@@ -105,6 +104,6 @@ def test_the_result_of_a_call_goes_back_into_the_conversation(server: Server) ->
         {"role": "tool", "tool_call_id": "1", "content": "sunny"},
     ]
     body = {"model": "smollm2", "messages": messages, "tools": [WEATHER], "max_tokens": 8, "temperature": 0}
-    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+    reply = HTTP.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
     assert reply.status_code == 200, reply.text
     assert reply.json()["choices"][0]["message"]["content"]

@@ -20,7 +20,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 from tokenizers import Tokenizer
 
-from tests.e2e.harness import Server
+from tests.e2e.harness import HTTP, Server
 from tests.ports import free_port
 from tests.waiting import PATIENCE, until
 
@@ -48,8 +48,8 @@ class Gateway:
 
     def has_healthy(self, engines: int) -> bool:
         try:
-            workers = httpx.get(f"{self.url}/workers", timeout=PATIENCE).json()["workers"]
-            ready = httpx.get(f"{self.url}/readiness", timeout=PATIENCE).status_code == 200
+            workers = HTTP.get(f"{self.url}/workers", timeout=PATIENCE).json()["workers"]
+            ready = HTTP.get(f"{self.url}/readiness", timeout=PATIENCE).status_code == 200
         except (httpx.HTTPError, ValueError, KeyError):
             return False
         return ready and len(workers) == engines and all(worker["is_healthy"] for worker in workers)
@@ -57,14 +57,14 @@ class Gateway:
     @property
     def blocks_told(self) -> float:
         """Cached blocks that the engines have told it of so far."""
-        lines = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE).text.splitlines()
+        lines = HTTP.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE).text.splitlines()
         told = [line for line in lines if line.startswith("smg_kv_event_blocks_total{") and 'op="stored"' in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in told)
 
     def complete(self, prompt: str) -> None:
-        model = httpx.get(f"{self.url}/v1/models", timeout=PATIENCE).json()["data"][0]["id"]
+        model = HTTP.get(f"{self.url}/v1/models", timeout=PATIENCE).json()["data"][0]["id"]
         body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0}
-        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
+        reply = HTTP.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
         assert reply.status_code == 200, reply.text
 
     def stop(self) -> None:
@@ -99,7 +99,7 @@ def gateway(engines: list[Server], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def address(engine: Server) -> str:
-    url: str = httpx.get(f"{engine.url}/workers", timeout=PATIENCE).json()["workers"][0]["url"]
+    url: str = HTTP.get(f"{engine.url}/workers", timeout=PATIENCE).json()["workers"][0]["url"]
     return url
 
 
