@@ -61,7 +61,7 @@ def _merge_value(module: ModuleInputs, name: str, held: Any, value: Any, where: 
     resolved = merge.resolve(value)
     if resolved is not value:
         return resolved
-    if _is_container_statement(module, name) and type(held) is type(value) and type(value) in CONTAINERS:
+    if is_container_statement(module, name) and type(held) is type(value) and type(value) in CONTAINERS:
         return merge_container(held, value, where, merge)
     if follows_in_place(value, merge):
         return merge.merge(held, value, where)
@@ -93,7 +93,7 @@ def _wraps_function(value: Any) -> bool:
     return type(inner) is FunctionType or type(value).__module__ == "functools"
 
 
-def _is_container_statement(module: ModuleInputs, name: str) -> bool:
+def is_container_statement(module: ModuleInputs, name: str) -> bool:
     """True when both versions build the container right here, so that no one else owns it."""
     for definitions in (module.old, module.new):
         made = [s for s in definitions.statements if name in s.reads.binds]

@@ -85,7 +85,7 @@ class Comparison:
     def _local_names(self, module: ModuleInputs, qualname: str) -> set[str]:
         """Names around a function which may have other values now: of edited members, and of functions around it."""
         outer = qualname.rpartition(".")[0]
-        members = set() if outer.endswith("<locals>") else self._edited_members(module, outer)
+        members = set() if outer.endswith("<locals>") else self.edited_members(module, outer)
         return members | (_factory_names(module.new, qualname) if self.makers_ran else set())
 
     def unchanged_members(self, cls: type) -> set[str]:
@@ -96,9 +96,9 @@ class Comparison:
         node = find_definition(module.new, cls.__qualname__)
         if not isinstance(node, ast.ClassDef):
             return set()
-        return _members(node).keys() - self._edited_members(module, cls.__qualname__)
+        return _members(node).keys() - self.edited_members(module, cls.__qualname__)
 
-    def _edited_members(self, module: ModuleInputs, qualname: str) -> set[str]:
+    def edited_members(self, module: ModuleInputs, qualname: str) -> set[str]:
         """The names that a class body no longer binds, binds otherwise, or from other members that changed."""
         key = (module.name, qualname, self.makers_ran)
         known = self._member_edits.get(key)

@@ -82,6 +82,8 @@ class Report:
         modules: the modules of the reload, providers before users.
         pending: changed modules that were left for later.
         objects_patched: how many live objects and module names took new content.
+        patched: the functions and classes of the modules among these, as dotted names.
+        redirected: functions of the modules that call a new one, since they cannot hold its closure.
         stale: old objects that could not follow, and who holds them.
         needs_restart: edits whose effect comes with a restart only.
         running: old code that still runs.
@@ -93,6 +95,8 @@ class Report:
     modules: list[ReloadedModule] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     objects_patched: int = 0
+    patched: list[str] = field(default_factory=list)
+    redirected: list[str] = field(default_factory=list)
     stale: list[Stale] = field(default_factory=list)
     needs_restart: list[NeedsRestart] = field(default_factory=list)
     running: list[Running] = field(default_factory=list)
@@ -106,7 +110,8 @@ class Plan:
     """What a reload would do.
 
     It is told without running anything: what a statement will give is not known, only that it would run. What
-    decorators make of a definition, and what calls at run time made, is therefore told by the report alone.
+    decorators and calls make of a definition, and which branch of a condition runs, is therefore told by the report
+    alone; a definition that runs again from other inputs is taken to change.
 
     Attributes:
         modules: the modules that it would execute, providers before users.
