@@ -96,6 +96,7 @@ CASES = load_cases(Path(__file__).parent / "cases")
 
 DECORATORS = "what a decorator makes of a definition decides"
 CALLS = "what a call gives decides: of a class or function, or of a value that is made out of one"
+MOVES = "what an import gives decides"
 CONDITIONS = "which branch runs decides"
 NOT_FORESEEN = dict.fromkeys(
     (
@@ -145,6 +146,9 @@ NOT_FORESEEN |= dict.fromkeys(
         "elif and nested conditions",
     ),
     CONDITIONS,
+)
+NOT_FORESEEN |= dict.fromkeys(
+    ("a definition moves to another module", "a class that moves to a new file is held outside"), MOVES
 )
 """Cases of which a plan cannot know all, since nothing has run yet, and why."""
 
