@@ -289,8 +289,8 @@ def test_fifty_requests_across_a_reload_all_answer(server: Server) -> None:
 
 
 def test_abort_ends_running_requests_with_their_partial_text(server: Server) -> None:
+    server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
     with server.busy() as answers:
-        server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
         assert server.reload(mode="abort")["success"]
     assert {answer["finish_reason"] for answer in answers} == {"abort"}
     assert all(answer["text"] for answer in answers)
@@ -298,8 +298,8 @@ def test_abort_ends_running_requests_with_their_partial_text(server: Server) -> 
 
 @ON_ONE_KIND
 def test_a_reload_that_does_not_drain_in_time_is_given_up(server: Server) -> None:
+    server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
     with server.busy() as answers:
-        server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
         reply = server.reload(timeout_s=0.05)
         assert (reply["code"], reply["phase"]) == ("timeout", "drain"), dump(reply)
     assert {answer["finish_reason"] for answer in answers} == {"length"}
@@ -324,8 +324,8 @@ def test_a_reload_after_a_pause_stays_paused(server: Server) -> None:
 def test_continue_cancels_a_waiting_reload(server: Server) -> None:
     replies: list[dict[str, object]] = []
     reloading = threading.Thread(target=lambda: replies.append(server.reload()))
+    server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
     with server.busy():
-        server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
         reloading.start()
         until(lambda: server.reload_status()["state"] != "idle" or not reloading.is_alive())
         assert server.control("POST", "/continue_generation", {}).json()["cancelled"] == 1

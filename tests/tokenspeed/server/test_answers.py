@@ -29,7 +29,8 @@ CONFIG = Config(
 
 @pytest.fixture(scope="module")
 def front(start_shared_front: Callable[..., Any]) -> Any:
-    return start_shared_front(CONFIG, step_seconds=0.002).until_ready()
+    # What ignores the end of its text goes on until it is told to end.
+    return start_shared_front(CONFIG, step_seconds=0.002, max_model_len=10**6, num_blocks=10**5).until_ready()
 
 
 @pytest.fixture

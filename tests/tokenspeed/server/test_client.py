@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tokenspeed.runtime.protocol.reports import Committed, ReloadStatus
+from tokenspeed.runtime.protocol.reports import Committed
+from tokenspeed.runtime.protocol.state import ReloadStatus
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.metrics import Metrics

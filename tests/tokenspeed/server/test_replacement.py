@@ -26,6 +26,9 @@ Ask = Callable[..., pb.GenerateRequest]
 MODEL = ModelOptions(model="echo")
 RELOADABLE = Config(model=MODEL, reload=ReloadOptions(allow_reload_forward=True))
 
+ENDLESS = {"max_model_len": 10**6, "num_blocks": 10**5}
+"""Of an engine whose requests go on until they are told to end, where they ignore the end of their text."""
+
 
 class Engine:
     """A front with its clients."""
@@ -123,7 +126,7 @@ async def test_what_comes_meanwhile_is_held(serving: Callable[..., Any], generat
 
 
 async def test_two_failed_starts_end_the_server(serving: Callable[..., Any], generate_request: Ask) -> None:
-    async with serving(restarts=("failed",), step_seconds=0.02) as engine:
+    async with serving(restarts=("failed",), step_seconds=0.02, **ENDLESS) as engine:
         call = aiter(engine.stub.Generate(generate_request("hello", stream=True, ignore_eos=True)))
         await anext(call)
         os.kill(engine.front.rank_pid(0), signal.SIGKILL)
@@ -141,7 +144,7 @@ async def test_two_failed_starts_end_the_server(serving: Callable[..., Any], gen
 
 
 async def test_a_stop_during_a_replacement_is_obeyed(serving: Callable[..., Any], generate_request: Ask) -> None:
-    async with serving(restarts=("never",), step_seconds=0.02) as engine:
+    async with serving(restarts=("never",), step_seconds=0.02, **ENDLESS) as engine:
         call = aiter(engine.stub.Generate(generate_request("hello", stream=True, ignore_eos=True)))
         await anext(call)
         first = engine.front.rank_pid(0)
@@ -237,11 +240,9 @@ async def test_a_pause_that_waits_waits_for_the_rest_of_what_ran(
 async def test_aborts_and_clients_that_go_away_meanwhile_are_not_forgotten(
     serving: Callable[..., Any], generate_request: Ask
 ) -> None:
-    async with serving(restarts=("1", "ready"), step_seconds=0.02) as engine:
-        aborted = asyncio.create_task(
-            engine.run(generate_request("abc", request_id="aborted", ignore_eos=True, max_new_tokens=400))
-        )
-        left = engine.stub.Generate(generate_request("abc", stream=True, ignore_eos=True, max_new_tokens=400))
+    async with serving(restarts=("1", "ready"), step_seconds=0.02, **ENDLESS) as engine:
+        aborted = asyncio.create_task(engine.run(generate_request("abc", request_id="aborted", ignore_eos=True)))
+        left = engine.stub.Generate(generate_request("abc", stream=True, ignore_eos=True))
         await anext(aiter(left))
         os.kill(engine.front.rank_pid(0), signal.SIGKILL)
         while (await engine.control.get("/health")).status_code == 200:

@@ -26,7 +26,8 @@ CONFIG = Config(model=ModelOptions(model="echo", served_model_name="echo-model")
 
 @pytest.fixture(scope="module")
 def front(start_shared_front: Callable[..., Any]) -> Any:
-    return start_shared_front(CONFIG, step_seconds=0.002).until_ready()
+    # What ignores the end of its text goes on until it is told to end.
+    return start_shared_front(CONFIG, step_seconds=0.002, max_model_len=10**6, num_blocks=10**5).until_ready()
 
 
 @pytest.fixture
@@ -172,11 +173,11 @@ async def test_a_profile_that_cannot_be_made_is_an_invalid_argument(scheduler: A
 
 async def test_the_engine_describes_itself(scheduler: Any, front: Any) -> None:
     model = await scheduler.GetModelInfo(pb.GetModelInfoRequest())
-    assert (model.served_model_name, model.vocab_size, model.max_context_length) == ("echo-model", 260, 512)
+    assert (model.served_model_name, model.vocab_size, model.max_context_length) == ("echo-model", 260, 10**6)
     assert list(model.eos_token_ids) == [257]
     server = await scheduler.GetServerInfo(pb.GetServerInfoRequest())
     assert server.server_args["rl.control_url"] == front.control_url
-    assert server.max_total_num_tokens == 16000
+    assert server.max_total_num_tokens == 16 * 10**5
     loads = await scheduler.GetLoads(pb.GetLoadsRequest())
     assert (loads.dp_rank_count, loads.loads[0].max_running_requests) == (1, 256)
     assert (await scheduler.HealthCheck(pb.HealthCheckRequest())).healthy
@@ -184,7 +185,7 @@ async def test_the_engine_describes_itself(scheduler: Any, front: Any) -> None:
 
 
 async def test_the_load_of_a_running_request_shows(start_front: Callable[..., Any], generate_request: Build) -> None:
-    front = start_front(CONFIG, step_seconds=0.002).until_ready()
+    front = start_front(CONFIG, step_seconds=0.002, max_model_len=10**6).until_ready()
     async with front.channel() as channel:
         scheduler: Any = rpc.TokenSpeedSchedulerStub(channel)
         call = scheduler.Generate(generate_request("hello", stream=True, ignore_eos=True))

@@ -27,12 +27,16 @@ CONFIG = Config(
     scheduler=SchedulerOptions(max_num_seqs=4, max_queued_requests=0),
     serve=ServeOptions(report_generation=True),
 )
+LONGEST = 100_000
+"""Tokens of a prompt and its answer."""
+
 SMG = Path(sys.executable).with_name("smg")
 
 
 @pytest.fixture(scope="module")
 def front(start_shared_front: Callable[..., Any]) -> Any:
-    return start_shared_front(CONFIG, step_seconds=0.002).until_ready()
+    # What ignores the end of its text goes on until it is told to end.
+    return start_shared_front(CONFIG, step_seconds=0.002, max_model_len=LONGEST, num_blocks=LONGEST).until_ready()
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +138,7 @@ def test_what_cannot_be_served_is_a_400_with_the_sentence(
         chat(client, "hello", **options)
 
 
-@pytest.mark.parametrize("prompt", ["", "x" * 600])
+@pytest.mark.parametrize("prompt", ["", "x" * (LONGEST + 1)])
 def test_empty_and_over_long_prompts_are_a_400(client: openai.OpenAI, prompt: str) -> None:
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="echo", prompt=prompt)
