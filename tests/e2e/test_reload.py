@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,20 @@ def server(reloadable: Server) -> Iterator[Server]:
 
 ON_ONE_KIND = pytest.mark.parametrize("reloadable", ["eager"], indirect=True)
 """For what neither graphs nor ranks have a part in."""
+
+
+@contextmanager
+def slow_steps(server: Server, flag: Path) -> Iterator[None]:
+    """Let every step take 20 ms or more within the block, so that what runs is still running a moment later."""
+    flag.touch()
+    server.replace(LLAMA, MLP_RESULT, "return slowly(self.mlp(hidden)), residual")
+    wait = f"    if pathlib.Path({str(flag)!r}).exists():\n        time.sleep(0.01)\n"
+    server.edit(LLAMA, lambda text: f"{text}\n\nimport pathlib, time\n\n\ndef slowly(x):\n{wait}    return x\n")
+    assert server.reload()["success"]
+    try:
+        yield
+    finally:
+        flag.unlink(missing_ok=True)
 
 
 def graphs(server: Server) -> bool:
@@ -297,10 +312,11 @@ def test_abort_ends_running_requests_with_their_partial_text(server: Server) -> 
 
 
 @ON_ONE_KIND
-def test_a_reload_that_does_not_drain_in_time_is_given_up(server: Server) -> None:
-    server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
-    with server.busy() as answers:
+def test_a_reload_that_does_not_drain_in_time_is_given_up(server: Server, tmp_path: Path) -> None:
+    with slow_steps(server, tmp_path / "slow"), server.busy() as answers:
+        server.edit(NORM, lambda text: text + "\n\nSCALE = 1\n")
         reply = server.reload(timeout_s=0.05)
+        (tmp_path / "slow").unlink()
         assert (reply["code"], reply["phase"]) == ("timeout", "drain"), dump(reply)
     assert {answer["finish_reason"] for answer in answers} == {"length"}
 
@@ -321,14 +337,16 @@ def test_a_reload_after_a_pause_stays_paused(server: Server) -> None:
 
 
 @ON_ONE_KIND
-def test_continue_cancels_a_waiting_reload(server: Server) -> None:
+def test_continue_cancels_a_waiting_reload(server: Server, tmp_path: Path) -> None:
     replies: list[dict[str, object]] = []
     reloading = threading.Thread(target=lambda: replies.append(server.reload()))
-    server.replace(LLAMA, MLP_RESULT, "return self.mlp(hidden) * -0.7, residual")
-    with server.busy():
+    with slow_steps(server, tmp_path / "slow"), server.busy():
+        server.edit(NORM, lambda text: text + "\n\nSCALE = 1\n")
         reloading.start()
         until(lambda: server.reload_status()["state"] != "idle" or not reloading.is_alive())
-        assert server.control("POST", "/continue_generation", {}).json()["cancelled"] == 1
+        cancelled = server.control("POST", "/continue_generation", {}).json()["cancelled"]
+        (tmp_path / "slow").unlink()
+        assert cancelled == 1
     reloading.join()
     assert replies[0]["code"] == "cancelled"
 

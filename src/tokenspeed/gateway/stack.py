@@ -91,7 +91,7 @@ class Stack:
             StopAsked: when a signal came before the server was ready, or a second one cut the drain short.
             TokenSpeedError: when the start fails or a process ends that should not.
         """
-        address = self._check()
+        self._check()
         (self._run_dir / "config.json").write_bytes(msgspec.json.encode(self._config))
         stopping = Stopping()
         async with AsyncExitStack() as cleanup:
@@ -102,7 +102,7 @@ class Stack:
             stopping.children.append(front.child)
             self._guard(front.watch())
             ready = await self._unless_ended(front.ready)
-            claim(*address)  # the engine took its time to start: another server may have come first
+            address = self._claim()  # again: the engine took its time to start, and another server may have come first
             metrics_port = claim(LOOPBACK, 0).port
             command = smg_command(self._config, address, ready.grpc_port, metrics_port, self._gateway_flags)
             smg = await cleanup.enter_async_context(started_smg(command, smg_environment(self._config)))
@@ -112,8 +112,8 @@ class Stack:
             self._announce(model, address, ready.control_url)
             await self._until_stopped(front.child, smg)
 
-    def _check(self) -> Address:
-        """Refuse what cannot work before a process is started; the public address."""
+    def _check(self) -> None:
+        """Refuse what cannot work before a process is started."""
         overlay = self._config.reload.reload_overlay
         if overlay is not None and not Path(overlay).is_dir():
             raise ConfigError(f"--reload-overlay {overlay} is not a directory; create it or give another")
@@ -123,7 +123,10 @@ class Stack:
         require_smg()
         if self._gateway_flags:
             check_gateway_flags(self._gateway_flags)
-        return claim(public_host(self._config), port)
+        self._claim()
+
+    def _claim(self) -> Address:
+        return claim(public_host(self._config), self._config.serve.port)
 
     async def _until_served(self, address: Address, grpc_port: int) -> str:
         served = until_served(address, grpc_port, self._config.serve.api_key)
