@@ -164,6 +164,61 @@ def test_a_reload_that_costs_ranks_has_failed(pair: Server, line: str, rank: int
     pair.revert(LLAMA)
 
 
+def test_a_rank_lost_while_a_reload_drains_costs_neither_the_reload_nor_what_it_waits_for(pair: Server) -> None:
+    body = {"prompt": "Tell me", **LONG, "max_tokens": 200}
+    expected = answers(pair, body)
+    insert(pair, "import time; time.sleep(0.03)")  # so that a drain takes its time on any machine
+    generation = pair.reload()["generation"]
+    pair.revert(LLAMA)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(answers, pair, body) for _ in range(3)]
+        pair.wait_for_running(1)
+        reloading = pool.submit(pair.reload)
+        until(lambda: pair.reload_status()["state"] == "draining")
+        os.kill(rank_pid(pair, 1), signal.SIGKILL)
+        assert wait(asked) == [expected] * 3
+        (reply,) = wait([reloading])
+    assert (reply["success"], reply["generation"]) == (True, generation + 1), dump(reply)
+
+
+ENDS_WITH_ITS_GENERATION = """
+
+import pathlib, time, weakref
+
+
+def wait_for(path):
+    while not pathlib.Path(path).exists():
+        time.sleep(0.01)
+
+
+def of_this_generation(): ...
+weakref.finalize(of_this_generation, wait_for, {path!r})
+"""
+"""What the next generation leaves out: its last reference goes when that commits."""
+
+
+def test_a_reload_whose_commit_costs_a_rank_is_done_or_undone_as_its_reply_says(pair: Server, tmp_path: Path) -> None:
+    go_on = tmp_path / "go"
+    pair.edit(LLAMA, lambda text: text + ENDS_WITH_ITS_GENERATION.format(path=str(go_on)))
+    generation, expected = pair.reload()["generation"], pair.text("Tell me")
+    pair.replace(LLAMA, *OTHER)
+    pair.edit(LLAMA, lambda text: text[: text.index("def of_this_generation")])
+    with ThreadPoolExecutor(1) as pool:
+        reloading = pool.submit(pair.reload)
+        until(lambda: pair.reload_status()["state"] == "committing" or reloading.done())
+        assert not reloading.done(), dump(reloading.result())
+        os.kill(rank_pid(pair, 1), signal.SIGKILL)
+        (reply,) = wait([reloading])
+    go_on.touch()
+    # Rank 0 may have told that it is done, or not yet.
+    committed = reply["success"]
+    assert committed or (reply["phase"], reply["rank"]) == ("commit", 1), dump(reply)
+    assert pair.reload_status()["generation"] == generation + committed
+    assert (pair.text("Tell me") != expected) == committed
+    pair.revert(LLAMA)
+    assert pair.reload()["generation"] == generation + committed + 1
+
+
 UNDO_BREAKS = """
 from tokenspeed_kernel.registry import REGISTRY
 REGISTRY.restore = None
