@@ -20,9 +20,12 @@ from tokenspeed_reload.undo import (
     InstanceSlots,
     ListContents,
     Record,
+    Registrations,
     SetContents,
     UndoLog,
     cell_value,
+    is_abstract,
+    registered_with,
     slots_of,
 )
 from tokenspeed_reload.values import attributes_of, home_told, is_a
@@ -138,6 +141,8 @@ class Footprint:
             if not self._is_ours(value):
                 return None
             self._states.append(ClassState(value))
+            if is_abstract(value):
+                self._states.append(Registrations(value))
             return list(vars(value).values())
         return self._instance(value, kind)
 
@@ -179,6 +184,8 @@ def _differs(record: Record) -> bool:
             return not _same(held, target)
         case SetContents(target=target, held=held):
             return {id(item) for item in target} != {id(item) for item in held}
+        case Registrations(target=target, held=held):
+            return {id(item) for item in registered_with(target)} != {id(item) for item in held}
         case FunctionState(held=(parts, members)) | ClassState(held=(parts, members)):
             parts_now, members_now = record.read()
             return not _same(parts, parts_now) or not _same_items(members, members_now)
@@ -208,6 +215,6 @@ def _containers_of(record: Record) -> list[Any]:
             return [vars(record), held, held[0], held[1], *held[1]]
         case ClassState(held=held):
             return [vars(record), held, held[1], *held[1]]
-        case ListContents(held=held) | SetContents(held=held):
+        case ListContents(held=held) | SetContents(held=held) | Registrations(held=held):
             return [vars(record), held]
     return [vars(record)]

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tokenspeed_reload import heap, running
+from tokenspeed_reload import abstract, heap, running
+from tokenspeed_reload.adapters.dispatch import GENERIC_FILE, forget_choices
 from tokenspeed_reload.bindings import bind
 from tokenspeed_reload.builtfrom import ABSENT, Print, print_of, print_of_value, prints_before
 from tokenspeed_reload.codes import TARGET, CodeMap, is_redirection
@@ -311,12 +312,15 @@ class Patch:
                 del holders
             del suspects
             self._tell("the merge of all modules")
-            libraries = {kind for library in merge.libraries for kind in library.kinds()}
+            kinds = {heap.CACHED_FUNCTION, *running.kinds(), *abstract.kinds()}
+            kinds |= {kind for library in merge.libraries for kind in library.kinds()}
             with self._timed("scan"):
-                survey = heap.Survey(merge.codes.keys(), {heap.CACHED_FUNCTION, *running.kinds(), *libraries})
+                survey = heap.Survey({*merge.codes.keys(), GENERIC_FILE}, kinds)
             self._tell("the look at all objects of the process")
             heap.update_functions(survey, merge)
             self._report.running.extend(running.suspended(survey.others, merge.is_replaced))
+            abstract.update_abstract(survey.others, merge)
+            forget_choices(survey.functions, merge)
             heap.finish_libraries([*survey.functions, *survey.others], merge)
             del survey
             self._footprint.without_repeats({id(live) for live in merge.live_of.values()})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.machinery
+import py_compile
+import shutil
 import sys
 import types
 
@@ -27,6 +31,40 @@ def test_each_unknown_module_is_told_with_its_reason(project, monkeypatch):
         "posing": "another object took its place in sys.modules",
     }
     assert "pkg.never (it is not loaded)" in str(caught.value)
+
+
+def test_modules_without_source_are_refused_by_name_and_the_rest_is_reloaded(project):
+    """One that exists as a pyc file only, and an extension."""
+    library = next(m for m in map(importlib.import_module, ("_heapq", "_bisect", "_struct", "math")) if has_file(m))
+    native = library.__name__
+    project.write(pkg__init="", pkg__bare="X = 1\ndef f(): return X")
+    source = project.root / "pkg" / "bare.py"
+    py_compile.compile(str(source), str(source.with_suffix(".pyc")), doraise=True)
+    source.unlink()
+    shutil.copy(library.__file__, project.root / "pkg")
+    text = f"from pkg import bare, {native} as native\nfrom pkg.bare import f\nY = {{}}\ndef g(): return Y, f()"
+    project.write(pkg__m=text.format(1))
+    reloader = project.watch("pkg")
+    m = project.load("pkg.m")
+    before = m.native
+    project.write(pkg__m=text.format(2))
+    with pytest.raises(UnknownModules) as caught:
+        reloader.reload(["pkg.bare", f"pkg.{native}", "pkg.m"])
+    assert caught.value.reasons == dict.fromkeys(["pkg.bare", f"pkg.{native}"], "it has no Python source")
+    assert [c.module for c in reloader.changed()] == ["pkg.m"]
+    report = project.reload()
+    assert ([r.name for r in report.modules], m.g(), m.native is before) == (["pkg.m"], (2, 1), True)
+    project.write(pkg__bare="X = 5\ndef f(): return X")  # its source comes back: nobody knows what runs
+    assert [c.module for c in reloader.changed()] in ([], ["pkg.bare"])
+    project.write(pkg__m=text.format(3))
+    project.reload()
+    assert m.g() == (3, 1)
+
+
+def has_file(module: types.ModuleType) -> bool:
+    """True for an extension that is a file of its own."""
+    file = getattr(module, "__file__", None) or ""
+    return file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))
 
 
 def test_a_module_that_put_another_object_in_its_place_does_no_harm(project):

@@ -130,6 +130,7 @@ NOT_FORESEEN |= dict.fromkeys(
         "mixins and class factories over modules",
         "namedtuple subclass and instances",
         "methods assigned in loops",
+        "a class is registered with an abstract base, and one is no longer",
         "class getitem, match args, methodcaller, name tables",
     ),
     CALLS,

@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Iterable
 
 import pytest
 
@@ -652,6 +653,32 @@ def test_what_a_module_writes_to_another_recorded_one_is_undone(project, picture
     with pytest.raises(ReloadError):
         reloader.reload()
     assert picture({}, ["m", "r"]) == before
+
+
+def test_answers_of_abstract_base_classes_go_there_and_back(project):
+    project.write(b="import abc\nclass B(abc.ABC): pass", m="import b\nclass V: pass\nclass W: pass\nb.B.register(V)")
+    reloader = project.watch("m", watch=["b"])
+    m, b = project.load("m"), project.load("b")
+
+    class Outside:
+        pass
+
+    b.B.register(Outside)
+    v, w = m.V(), m.W()
+
+    def answers() -> tuple[bool, ...]:
+        return isinstance(v, b.B), isinstance(w, b.B), isinstance(v, Iterable), isinstance(Outside(), b.B)
+
+    assert answers() == (True, False, False, True)
+    project.write(m="import b\nclass V:\n    def __iter__(self): return iter(())\nclass W: pass\nb.B.register(W)")
+    transaction = reloader.reload()
+    for _ in range(3):
+        assert answers()[1:] == (True, True, True)
+        transaction.swap()
+        assert answers() == (True, False, False, True)
+        transaction.swap()
+    transaction.undo()
+    assert answers() == (True, False, False, True)
 
 
 def test_what_changed_before_a_holder_failed_to_choose_anew_is_undone_once(project, picture):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import CacheClear, DictContents
-from tokenspeed_reload.values import same_value
+from tokenspeed_reload.values import is_a, same_value
+
+GENERIC_FILE = functools.singledispatch.__code__.co_filename
+"""Where the code of every generic function stands."""
 
 
 class SingleDispatchAdapter:
@@ -43,6 +48,14 @@ class SingleDispatchAdapter:
             merge.touch(registry, counts=False)
             merge.touch(live)
         return live
+
+
+def forget_choices(functions: Iterable[FunctionType], merge: Merge) -> None:
+    """Let generic functions choose anew once a class changed: they remember by the class of what they are given."""
+    if any(is_a(value, type) for value in merge.touched.values()):
+        for function in filter(_is_generic, functions):
+            merge.log.once(CacheClear, function)
+            vars(function)["_clear_cache"]()
 
 
 def registry_of(generic: Any) -> dict[Any, Any]:

@@ -1,5 +1,13 @@
 """What an undo needs: the log, and a record for each kind of place that a reload writes to."""
 
+from tokenspeed_reload.undo.abstract import (
+    AbstractCaches,
+    Registrations,
+    forget_answers,
+    is_abstract,
+    register_only,
+    registered_with,
+)
 from tokenspeed_reload.undo.containers import (
     AddedEntry,
     DictContents,
@@ -36,6 +44,7 @@ from tokenspeed_reload.undo.places import Attribute, Exchange, LineCache, Partic
 
 __all__ = [
     "MISSING",
+    "AbstractCaches",
     "AddedEntry",
     "Attribute",
     "CacheClear",
@@ -56,11 +65,16 @@ __all__ = [
     "Participant",
     "ParticipantState",
     "Record",
+    "Registrations",
     "SetContents",
     "UndoLog",
     "cell_value",
     "elements_of",
+    "forget_answers",
+    "is_abstract",
     "items_of",
+    "register_only",
+    "registered_with",
     "replace_dict",
     "replace_elements",
     "set_class",
