@@ -16,7 +16,7 @@ from tokenspeed_reload import abstract, heap, running
 from tokenspeed_reload.adapters.dispatch import GENERIC_FILE, forget_choices
 from tokenspeed_reload.bindings import bind
 from tokenspeed_reload.builtfrom import ABSENT, Print, print_of, print_of_value, prints_before
-from tokenspeed_reload.codes import TARGET, CodeMap, is_redirection
+from tokenspeed_reload.codes import CodeMap
 from tokenspeed_reload.effects import Footprint
 from tokenspeed_reload.errors import IncompleteUndo, ReloadError, StillRunning, describe
 from tokenspeed_reload.execute import execute
@@ -25,6 +25,7 @@ from tokenspeed_reload.interrupts import uninterrupted
 from tokenspeed_reload.loader import SourceFinder, within
 from tokenspeed_reload.merge import REMOVED, Merge
 from tokenspeed_reload.moduleinputs import ModuleInputs
+from tokenspeed_reload.named import names_of
 from tokenspeed_reload.newmodules import NewModules
 from tokenspeed_reload.outside import Outside
 from tokenspeed_reload.records import Sources, pin
@@ -326,7 +327,7 @@ class Patch:
             self._footprint.without_repeats({id(live) for live in merge.live_of.values()})
             self._footprint.log_into(self._log, self._first_write)
             self._report.objects_patched = len(merge.patched) + merge.bindings
-            self._report.patched, self._report.redirected = self._names_of_patched()
+            self._report.patched, self._report.redirected = names_of(merge.patched.values(), self._inputs.modules)
             self._note_run_once()
             if self._settle is not None:
                 self._settling = True
@@ -355,20 +356,6 @@ class Patch:
             names = module.value_names | module.removed
             changed |= {(name, n): MISSING for n in names if (id(module.namespace), n) in rebound}
         return changed | {key: constant.value for key, constant in self._merge.constants.items()}
-
-    def _names_of_patched(self) -> tuple[list[str], list[str]]:
-        """The dotted names of functions and classes that were updated in place, and of those that call others now."""
-        names: tuple[set[str], set[str]] = (set(), set())
-        paths = {path for m in self._inputs.modules.values() for path in (m.old.source.path, m.new.source.path)}
-        for value in self._merge.patched.values():
-            if is_a(value, type) and value.__module__ in self._inputs.modules:
-                names[0].add(f"{value.__module__}.{value.__qualname__}")
-            elif type(value) is FunctionType:
-                is_redirected = is_redirection(value)
-                inner = (value.__kwdefaults__ or {})[TARGET] if is_redirected else value
-                if type(inner) is not FunctionType or inner.__code__.co_filename in paths:
-                    names[is_redirected].add(f"{value.__module__}.{value.__qualname__}")
-        return sorted(names[0]), sorted(names[1])
 
     def _remake(self) -> None:
         """Update what functions made before: members of local classes, defaults of closures."""
@@ -407,7 +394,7 @@ class Patch:
             function = edit.function
             if has_cached_values(function):
                 name = f"{function.__module__}.{function.__qualname__}"
-                merge.restart(name, "objects keep the value that they computed before this reload")
+                merge.restart(name, RunOnce.WHY_KEPT)
             elif once.function(function, function.__globals__):
                 now = print_of(function)
                 before = ABSENT if edit.kind == "added" else functions_before.get(id(function), now)

@@ -18,7 +18,7 @@ from tokenspeed_reload.planclasses import ClassEdits, signature_changed
 from tokenspeed_reload.remake import Remake
 from tokenspeed_reload.report import NeedsRestart, Plan
 from tokenspeed_reload.running import kinds, other_threads, own_frames, suspended
-from tokenspeed_reload.runonce import RunOnce
+from tokenspeed_reload.runonce import RunOnce, has_cached_values
 from tokenspeed_reload.stale import find_stale
 from tokenspeed_reload.values import is_a, is_atom
 
@@ -125,7 +125,9 @@ class Planner:
             else:
                 self._replaced.append(Replaced(where, function, NEW_CELLS))
                 continue
-            if self._once.function(function, function.__globals__):
+            if has_cached_values(function):
+                plan.needs_restart.append(NeedsRestart(where, RunOnce.WHY_KEPT))
+            elif self._once.function(function, function.__globals__):
                 plan.needs_restart.append(NeedsRestart(where, RunOnce.WHY))
         plan.patched[:] = sorted({*patched, *plan.patched})
         plan.redirected += sorted(set(redirected))

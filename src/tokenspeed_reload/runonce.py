@@ -38,6 +38,7 @@ class RunOnce:
     """
 
     WHY = "it runs once; what it built before this reload is kept as it is"
+    WHY_KEPT = "objects keep the value that they computed before this reload"
     WHY_VALUE = "what was built from it before this reload is kept as it is"
 
     def __init__(

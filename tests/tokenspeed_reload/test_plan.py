@@ -110,6 +110,7 @@ NOT_FORESEEN = dict.fromkeys(
         "slots dataclass gains a field",
         "singledispatch",
         "context: an abstract base gets a concrete method",
+        "a cached function of another size is held",
         "a wrapper gives way to the plain function",
         "a wrapper that is bound to a class attribute from outside",
     ),
