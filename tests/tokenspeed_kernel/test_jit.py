@@ -32,7 +32,11 @@ def test_a_compile_is_counted_and_a_hit_of_the_cache_is_not(tmp_path: Path) -> N
 
     heard: list[bool] = []
     earlier = triton.knobs.compilation.listener
-    triton.knobs.compilation.listener = lambda **event: heard.append(event["cache_hit"])
+
+    def listener(**event: Any) -> None:
+        heard.append(event["cache_hit"])
+
+    triton.knobs.compilation.listener = listener
     try:
         with triton.knobs.cache.scope():
             triton.knobs.cache.dir = str(tmp_path / "cache")
@@ -42,5 +46,10 @@ def test_a_compile_is_counted_and_a_hit_of_the_cache_is_not(tmp_path: Path) -> N
         assert count.compiled == 1
         assert count.seconds > 0
         assert heard == [False, True]
+        assert triton.knobs.compilation.listener is listener
+        with pytest.raises(KeyError), count_compiles():
+            assert triton.knobs.compilation.listener is not listener
+            raise KeyError
+        assert triton.knobs.compilation.listener is listener
     finally:
         triton.knobs.compilation.listener = earlier

@@ -601,6 +601,44 @@ def test_hooks_from_outside_stay(project, write, device, pointer):
     assert (kern.CALLS, calls) == ([0, 2], [1])
 
 
+def test_what_stands_in_front_of_triton_goes_with_the_reload(project, write, device, pointer):
+    """Listeners and hooks that were set from outside, and Triton's own compile."""
+    import triton
+
+    def outer(*args, **options):
+        return None
+
+    hooks = {name: getattr(triton.knobs.runtime, name) for name in ("jit_cache_hook", "jit_post_compile_hook")}
+    for name in hooks:
+        setattr(triton.knobs.runtime, name, outer)
+    listener, compiles = triton.knobs.compilation.listener, vars(triton.runtime.jit.JITFunction).get("_do_compile")
+
+    def check():
+        assert triton.knobs.compilation.listener is listener
+        assert all(getattr(triton.knobs.runtime, name) is outer for name in hooks)
+        assert vars(triton.runtime.jit.JITFunction).get("_do_compile") is compiles
+
+    try:
+        write("kern", ADD.format("1.0"))
+        project.watch("kern")
+        kern = project.load("kern")
+        device.run(kern.add, pointer(), BLOCK=64)
+        write("kern", ADD.format("2.0"))
+        transaction = project.reloader.reload()
+        check()
+        transaction.swap()
+        check()
+        transaction.undo()
+        check()
+        write("kern", ADD.format("2.0") + "raise ValueError\n")
+        with pytest.raises(ReloadError):
+            project.reloader.reload()
+        check()
+    finally:
+        for name, hook in hooks.items():
+            setattr(triton.knobs.runtime, name, hook)
+
+
 def test_a_reload_without_an_edit_touches_no_kernel(project, write, device, pointer):
     write("helpers", HELPER.format("3.0"))
     write("kern", CALLER)
