@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter, is_, not_
 from types import FunctionType
 from typing import Any
@@ -21,7 +22,7 @@ from tokenspeed_reload.values import same_code
 @contextmanager
 def thawed() -> Iterator[None]:
     """Make objects that were hidden with gc.freeze() visible, and hide them again."""
-    frozen = gc.get_freeze_count() > 0
+    frozen = _is_frozen()
     if frozen:
         gc.unfreeze()
     try:
@@ -29,6 +30,17 @@ def thawed() -> Iterator[None]:
     finally:
         if frozen:
             gc.freeze()
+
+
+def _is_frozen() -> bool:
+    """True when the program has called gc.freeze(), which hides the oldest objects.
+
+    The count alone does not tell: CPython 3.12 keeps what is immortal, a few hundred objects, with the frozen ones.
+    """
+    if gc.get_freeze_count() == 0:
+        return False
+    generations = map(gc.get_objects, (2, 1, 0))
+    return not any(map(partial(is_, sys.modules), chain.from_iterable(generations)))
 
 
 class Survey:

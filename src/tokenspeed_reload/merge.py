@@ -161,6 +161,12 @@ class Merge:
             return tuple(self.resolve(item) for item in value)
         return live
 
+    def resolved(self, annotations: Mapping[str, Any]) -> dict[str, Any]:
+        """A new dict of annotations with the live objects; it takes part when what they are made of follows later."""
+        found = {name: self.resolve(value) for name, value in annotations.items()}
+        self.young[id(found)] = found
+        return found
+
     def follow(self, live: Any, new: Any) -> None:
         """Note that `live` takes over `new`, which is discarded."""
         self.live_of[id(new)] = live

@@ -33,7 +33,7 @@ from tokenspeed_reload.remake import Remake
 from tokenspeed_reload.report import Report
 from tokenspeed_reload.runonce import RunOnce, has_cached_values
 from tokenspeed_reload.stale import find_stale
-from tokenspeed_reload.substitute import Substitution, held_elsewhere
+from tokenspeed_reload.substitute import Substitution
 from tokenspeed_reload.undo import (
     MISSING,
     ClassState,
@@ -42,6 +42,7 @@ from tokenspeed_reload.undo import (
     LineCache,
     ParticipantState,
     UndoLog,
+    kept_containers,
 )
 from tokenspeed_reload.values import home_told, is_a, is_atom, module_name
 
@@ -197,30 +198,26 @@ class Patch:
         with self._timed("merge"):
             bind(module, namespace, old, self._merge)
             self._note_removed(module, old)
-            holders = [*self._merge.young.values(), *self._merge.touched.values(), namespace]
-            self._substitution.in_holders(holders)
+            self._substitution.in_holders([*self._merge.young.values(), *self._merge.touched.values(), namespace])
             self._supersede(old)
 
     def _supersede(self, old_names: dict[str, Any]) -> None:
         """Put new classes and kernels in the place of those that could not be updated."""
         if not self._merge.superseded:
             return
-        with heap.thawed():
-            for old, new in self._merge.superseded:
-                merge = self._merge
-                own = [
-                    old_names,
-                    merge.superseded,
-                    merge.patched,
-                    merge.touched,
-                    merge.new_of,
-                    merge.replaced,
-                ]
-                own += [(entry, vars(entry)) for entry in merge.replaced]
-                own += [vars(entry) for entry in merge.replaced] + list(merge.superseded)
-                own += [*self._log.held_containers(), *self._footprint.held_containers()]
-                self._substitution.supersede(old, new, own)
-        self._merge.superseded.clear()
+        merge = self._merge
+
+        def hidden() -> list[Any]:
+            own = [old_names, merge.superseded, merge.patched, merge.touched, merge.new_of, merge.replaced]
+            return [*own, *map(vars, merge.replaced), *self._kept()]
+
+        with heap.thawed(), self._timed("scan"):
+            self._substitution.supersede(merge.superseded, hidden)
+        merge.superseded.clear()
+
+    def _kept(self) -> list[Any]:
+        """The containers in which the reload itself keeps what was before."""
+        return [*kept_containers(self._log), *self._footprint.held_containers()]
 
     def _log_mutated(self, module: ModuleInputs) -> None:
         """Statements such as `f.x = 1` write to objects that stay: log these before they run."""
@@ -303,14 +300,13 @@ class Patch:
             self._footprint.drop_moved(merge.live_of)
             self._substitution.in_holders(changed)
             del changed
-            suspects = held_elsewhere(merge)
+            suspects = self._substitution.held_elsewhere()
             if suspects:
-                ours = {id(suspects), id(merge.discarded), id(merge.new_of), id(merge.young)} | merge.young.keys()
+                own = [merge.discarded, merge.new_of, merge.young, *merge.young.values()]
                 self._tell("the merge of all modules")
                 with self._timed("scan"):
-                    holders = [h for h in gc.get_referrers(*suspects) if id(h) not in ours]
-                self._substitution.in_holders(holders)
-                del holders
+                    self._substitution.in_process(suspects, lambda: {*map(id, own), id(own), *map(id, self._kept())})
+                del own
             del suspects
             self._tell("the merge of all modules")
             kinds = {heap.CACHED_FUNCTION, *running.kinds(), *abstract.kinds()}
@@ -340,7 +336,7 @@ class Patch:
             gc.collect(1)
             if merge.replaced:
                 with self._timed("scan"):
-                    self._report.stale.extend(find_stale(merge.replaced, self._log.held_containers(), self._tell))
+                    self._report.stale.extend(find_stale(merge.replaced, self._kept(), self._tell))
                 self._detach()
         self._report.running.extend(running.own_frames(merge.is_replaced))
         self._report.stale.extend(self._reloader.bystanders.stale(self._inputs, self._changed_values()))

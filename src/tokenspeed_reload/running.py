@@ -35,7 +35,7 @@ def kinds() -> set[type]:
 def own_frames(is_old: IsOld) -> list[Running]:
     """The frames of this thread that run old code, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    return [_running(f, "frame of the thread that reloads") for f in _chain(frame) if is_old(f.f_code)]
+    return [_running(f, "frame of the thread that reloads") for f in stack_of(frame) if is_old(f.f_code)]
 
 
 def other_threads(is_old: IsOld) -> list[Running]:
@@ -46,7 +46,7 @@ def other_threads(is_old: IsOld) -> list[Running]:
         _running(frame, f"frame of thread {names.get(ident, ident)}")
         for ident, top in sys._current_frames().items()
         if ident != own
-        for frame in _chain(top)
+        for frame in stack_of(top)
         if is_old(frame.f_code)
     ]
 
@@ -87,7 +87,8 @@ def wait_for_others(is_old: IsOld, limit_s: float, interval_s: float) -> None:
         pause = min(2 * pause, _LONGEST_SLEEP_S)
 
 
-def _chain(frame: FrameType | None) -> Iterable[FrameType]:
+def stack_of(frame: FrameType | None) -> Iterable[FrameType]:
+    """The frame and those that called it, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -11,6 +11,7 @@ from types import CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from tokenspeed_reload.adapters.caches import CACHED_FUNCTION
+from tokenspeed_reload.framelocals import local_variables
 from tokenspeed_reload.merge import Replaced
 from tokenspeed_reload.report import Stale
 from tokenspeed_reload.undo import elements_of, items_of
@@ -69,6 +70,7 @@ class _Search:
         self._classes = {id(entry.old) for entry in replaced if is_a(entry.old, type) and not entry.is_part}
         for entry in replaced:
             self._ignored |= {id(entry), id(vars(entry))}
+        self._locals = local_variables()
 
     def holders(self, target: Any) -> list[str]:
         """The places that hold `target`, at most a handful."""
@@ -90,7 +92,8 @@ class _Search:
 
     def _above(self, step: _Step, seen: set[int]) -> tuple[list[str], list[_Step], bool]:
         """The names of the holders that have one, the others to go on with, and whether an undo needs it."""
-        names: list[str] = []
+        variables = self._locals.get(id(step.value), ())
+        names = [f"{function} (local variable {name}{step.path})" for function, name in variables]
         further: list[_Step] = []
         is_kept = False
         referrers = gc.get_referrers(step.value)
@@ -102,7 +105,7 @@ class _Search:
                 is_kept = True  # a part of the object itself, or one that is followed already
                 continue
             if id(holder) in self._ignored or _is_part(holder, step.value):
-                is_kept = is_kept or _is_ours(holder)  # what is left of an earlier reload, too
+                is_kept = is_kept or _is_ours(holder) or id(holder) in self._ignored
                 continue
             seen.add(id(holder))
             name, path = self._describe(holder, step.value, step.path)
@@ -122,6 +125,8 @@ class _Search:
 
     def _is_kept_for_undo(self, holder: Any, own: list[Any]) -> bool:
         """True when nothing but the reload's log holds `holder`, apart from the list `own` of this search."""
+        if id(holder) in self._locals:
+            return False
         referrers = gc.get_referrers(holder)
         others = [r for r in referrers if r is not own and not is_a(r, FrameType | _Step)]
         del referrers

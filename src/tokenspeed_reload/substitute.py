@@ -7,7 +7,7 @@ import gc
 import operator
 import sys
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from types import CellType, FrameType, FunctionType, GenericAlias, GetSetDescriptorType, MethodType, UnionType
 from typing import Any
@@ -54,7 +54,8 @@ class Substitution:
         self._covered = covered
         self._live_of = merge.live_of
         self._seen = 0
-        self._kept: list[Any] = []  # rebuilt tuples and methods stay alive as long as their ids are used
+        self._kept: list[Any] = []  # what has another in its place stays alive as long as its identity is used
+        self._stands_for: dict[int, list[int]] = {}
 
     def in_holders(self, holders: Iterable[Any]) -> None:
         """Replace in `holders`, and in immutable objects between them by building these anew."""
@@ -89,28 +90,57 @@ class Substitution:
                     self._rebuilt(old, weakref.ref(live, old.__callback__))
         self._seen = len(self._merge.discarded)
 
-    def supersede(self, old: Any, new: Any, hidden: Iterable[Any]) -> None:
-        """Let `new` take the place of `old` in whatever holds it; `hidden` are holders that keep it."""
-        ignored = {id(item) for item in hidden} | {id(hidden)}
-        if is_a(old, type):
-            ignored |= {id(old.__mro__), id(_class_dict(old))}
-            ignored |= {id(cls.__mro__) for cls in list[type](type.__subclasses__(old))}
+    def supersede(self, pairs: list[tuple[Any, Any]], hidden: Callable[[], list[Any]]) -> None:
+        """Let the second of each pair take the place of the first in whatever holds it, but in `hidden`."""
+        parts = {part for old, _ in pairs for part in self._parts(old)} | {id(pair) for pair in pairs}
+        for old, new in pairs:
+            self._live_of[id(old)] = new
+        self._kept.extend(old for old, _ in pairs)
+        self.in_process([old for old, _ in pairs], lambda: parts | set(map(id, hidden())))
+
+    def in_process(self, replaced: list[Any], ignored: Callable[[], set[int]]) -> None:
+        """Replace these objects in whatever holds them.
+
+        What an immutable object held is in a new one then, which takes its place in turn.
+
+        Args:
+            replaced: objects that have another one in their place; the list is emptied.
+            ignored: gives the identities of holders that keep them, at any time.
+        """
+        sought = tuple(replaced)
+        replaced.clear()
+        while sought:
+            known = len(self._kept)
+            ours = {id(sought), id(self._kept), id(self._live_of)} | ignored()
+            referrers = gc.get_referrers(*sought)  # the call is given this very tuple
+            self.in_holders([holder for holder in referrers if id(holder) not in ours and _is_holder(holder)])
+            del referrers
+            sought = tuple(old for old in self._kept[known:] if not is_a(old, weakref.ref))
+
+    def held_elsewhere(self) -> list[Any]:
+        """What the new code made, has another in its place, and is held by something older: reference counts tell."""
+        merge = self._merge
+        built = [old for old in self._kept if id(old) in merge.young and not is_a(old, weakref.ref)]
+        candidates = [*merge.discarded, *built, object()]
+        counts: Counter[int] = Counter()
+        known = set(map(id, candidates))
+        for holder in (built, merge.young, *merge.young.values(), merge.discarded, merge.new_of, self._kept):
+            counts.update(key for key in map(id, gc.get_referents(holder)) if key in known)
+        counts.update(key for key in map(id, merge.live_of.values()) if key in known)
+        references = [sys.getrefcount(candidate) - counts[id(candidate)] for candidate in candidates]
+        least = references.pop()  # that of an object which nothing but the list of candidates holds
+        return [c for c, count in zip(candidates, references, strict=False) if count > least]
+
+    def _parts(self, old: Any) -> set[int]:
+        """What belongs to an old object itself, and goes on to hold it."""
+        if not is_a(old, type):
+            return set()
+        parts = {id(old.__mro__), id(_class_dict(old))}
+        parts |= {id(cls.__mro__) for cls in list[type](type.__subclasses__(old))}
         if id(old) in self._merge.keeping:  # its methods go on asking for it
             functions = [f for f in gc.get_referents(_class_dict(old)) if type(f) is FunctionType]
-            ignored |= {id(cell) for f in functions for cell in f.__closure__ or () if cell_value(cell) is old}
-        referrers = gc.get_referrers(old)
-        holders = [
-            holder
-            for holder in referrers
-            if id(holder) not in ignored
-            and not is_a(holder, FrameType)
-            and not type(holder).__module__.startswith("tokenspeed_reload.")
-            and not is_a(holder, GetSetDescriptorType)
-        ]
-        del referrers
-        self._live_of[id(old)] = new
-        self._kept.append((old, new))
-        self.in_holders(holders)
+            parts |= {id(cell) for f in functions for cell in f.__closure__ or () if cell_value(cell) is old}
+        return parts
 
     def _concerns(self, holder: Any) -> bool:
         if is_a(holder, type):
@@ -228,24 +258,16 @@ class Substitution:
 
     def _rebuilt(self, old: Any, new: Any) -> None:
         if id(old) not in self._live_of:
-            self._live_of[id(old)] = new
-            self._kept.append((old, new))
+            # An inner object may follow its outer one: whatever stands for that one now is to be built anew once more.
+            keys = [*self._stands_for.pop(id(old), ()), id(old)]
+            self._live_of.update(dict.fromkeys(keys, new))
+            self._stands_for[id(new)] = keys
+            self._kept.append(old)
 
 
-def held_elsewhere(merge: Merge) -> list[Any]:
-    """The discarded objects that something older than the reload holds, told by their reference counts."""
-    counts: dict[int, int] = {id(d): 0 for d in merge.discarded}
-    for holder in merge.young.values():
-        for item in gc.get_referents(holder):
-            if id(item) in counts:
-                counts[id(item)] += 1
-    found = []
-    for discarded in merge.discarded:
-        # Ours: the list, the map from live to new, the map of young objects, the loop, the call.
-        ours = 4 + (id(discarded) in merge.young)
-        if sys.getrefcount(discarded) > counts[id(discarded)] + ours:
-            found.append(discarded)
-    return found
+def _is_holder(value: Any) -> bool:
+    is_own = type(value).__module__.startswith("tokenspeed_reload.")
+    return not is_own and not is_a(value, FrameType | GetSetDescriptorType)
 
 
 def _class_dict(cls: type) -> Any:

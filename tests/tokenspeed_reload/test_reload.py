@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Iterable
 
 import pytest
@@ -286,6 +287,41 @@ def test_frozen_objects_are_found(project):
         gc.unfreeze()
 
 
+def test_a_reload_freezes_nothing_by_itself(project):
+    project.write_module("m", "class A:\n    def f(self): return 1")
+    project.watch("m")
+    held = [project.load("m").A]
+    for source in ("class B: pass\nclass A(B):\n    def f(self): return 2", "class A:\n    def f(self): return 3"):
+        gc.collect()
+        project.write_module("m", source)
+        project.reload()
+        assert any(o is held for o in gc.get_objects())
+    assert held[0]().f() == 3
+
+
+def test_a_variable_of_a_running_function_that_keeps_an_old_class_is_named(project):
+    project.write_module("m", "class Base: pass\nclass A:\n    def f(self): return 1\ndef g(): return 1")
+    project.watch("m")
+    m = project.load("m")
+
+    def run():
+        kept, listed, gone, big = m.A, [m.A], (m.g,), Big()
+        alive = weakref.ref(big)
+        project.write_module("m", "class Base: pass\nclass A(Base):\n    def f(self): return 2")
+        report = project.reload()
+        del big
+        assert alive() is None  # no copy of the variables is left
+        assert (kept().f(), listed[0]().f(), gone[0]()) == (2, 2, 1)
+        assert kept is not m.A and listed[0] is m.A
+        return {s.definition: s.held_by for s in report.stale}
+
+    class Big:
+        pass
+
+    place = f"{__name__}.{run.__qualname__} (local variable "
+    assert run() == {"m.A": [f"{place}kept)"], "m.g": [f"{place}gone[0])"]}
+
+
 def test_top_level_effects_of_unchanged_statements_are_not_repeated(project):
     project.write_module(
         "m",
@@ -513,16 +549,48 @@ def test_a_registration_goes_with_the_statement_that_made_it(project):
         project.write_module("m", text + extra)
         reloader = project.watch("m", participants=[registry])
         m = project.load("m")
-        live = m.extra
+        live = id(m.extra)
         for after in (text, text + "def extra(): return 3\n", text + extra.replace("'extra'", "'other'")):
             project.write_module("m", after)
             transaction = reloader.reload()
             assert set(registry.specs) == ({"norm", "other"} if "other" in after else {"norm"})
             assert transaction.report.stale == []
             transaction.undo()
-            assert (set(registry.specs), registry.specs["extra"].function) == ({"norm", "extra"}, live)
+            assert set(registry.specs) == {"norm", "extra"}
+            assert id(registry.specs["extra"].function) == live
     finally:
         del sys.modules["registry_host"]
+
+
+def test_immutable_objects_in_containers_of_others_hold_what_follows(project):
+    host = types.ModuleType("outside_host")
+    host.held = {}
+    sys.modules["outside_host"] = host
+    source = """
+    import dataclasses
+    from outside_host import held
+    class A:
+        def f(self): return {0}
+    @dataclasses.dataclass
+    class D:
+        x: int = {0}
+        many: list[A] = dataclasses.field(default_factory=list)
+    held["tuple"] = (A, ("deep", A))
+    held["list"] = [frozenset([A])]
+    held["alias"] = list[A]
+    """
+    try:
+        project.write_module("m", source.format(1))
+        project.watch("m")
+        m = project.load("m")
+        for version in (2, 3):
+            project.write_module("m", source.format(version))
+            assert project.reload().stale == []
+            assert host.held == {"tuple": (m.A, ("deep", m.A)), "list": [{m.A}], "alias": list[m.A]}
+            assert m.D.__annotations__ == {"x": int, "many": list[m.A]}
+            assert m.D.__dataclass_fields__["many"].type == m.D.__init__.__annotations__["many"] == list[m.A]
+    finally:
+        del sys.modules["outside_host"]
 
 
 def test_registrations_go_with_the_file_that_made_them(project):

@@ -11,8 +11,8 @@ from tokenspeed_reload.adapters.containers import CONTAINERS, refill
 from tokenspeed_reload.adapters.twins import twin_of
 from tokenspeed_reload.codes import TARGET, is_redirection, redirect
 from tokenspeed_reload.merge import REMOVED, Edit, Merge
-from tokenspeed_reload.undo import MISSING, ClassState, FunctionState
-from tokenspeed_reload.values import has_method, is_a, same_dict, same_value
+from tokenspeed_reload.undo import MISSING, ClassState, FunctionState, cell_value
+from tokenspeed_reload.values import has_method, is_a, same_code, same_dict, same_value
 
 METACLASS = "the metaclass changed; it is fixed when a class is made"
 SLOTS = "the slots changed; a new class takes its place, and objects of the old one keep their layout"
@@ -119,7 +119,7 @@ class ClassAdapter:
                 refill(old, value, where, merge)
             return
         elif name == "__annotations__":
-            resolved = {key: merge.resolve(item) for key, item in value.items()}
+            resolved = merge.resolved(value)
             stays = old if same_dict(old, resolved) else resolved
         else:
             module = merge.comparison.module_of(live)
@@ -174,7 +174,11 @@ def _redirect_methods(live: Any, new: Any, where: str, merge: Merge) -> None:
     """Bound methods that are held go on to the functions of the new class."""
     for name, function in vars(live).items():
         target = vars(new).get(name)
-        if is_a(function, FunctionType) and is_a(target, FunctionType):
+        if function is target or not _is_member(function, live):
+            continue  # it is no product of the class statement: others use it too
+        if is_a(target, FunctionType):
+            if not same_code(function.__code__, target.__code__) or not _same_defaults(function, target):
+                merge.edited.append(Edit(f"{where}.{name}", function))
             merge.log.once(FunctionState, function)
             redirect(function, target)
             merge.touch(function)
@@ -191,8 +195,23 @@ def _same_layout(live: type, new: type) -> bool:
     return places[0] == places[1]
 
 
+def _same_defaults(left: FunctionType, right: FunctionType) -> bool:
+    return same_value(left.__defaults__, right.__defaults__) and same_dict(left.__kwdefaults__, right.__kwdefaults__)
+
+
 def _same(left: Any, right: Any) -> bool:
     return left is right
+
+
+def _is_member(function: Any, cls: type, depth: int = 4) -> bool:
+    """True for a function that the statement of a class made, decorators and what they put around it included."""
+    if not is_a(function, FunctionType):
+        return False
+    names = {function.__qualname__, function.__code__.co_qualname}
+    if function.__module__ == cls.__module__ and any(name.startswith(f"{cls.__qualname__}.") for name in names):
+        return True
+    inner = [function.__dict__.get("__wrapped__"), *(cell_value(c) for c in function.__closure__ or ())]
+    return depth > 0 and any(_is_member(value, cls, depth - 1) for value in inner)
 
 
 def _is_special(name: str) -> bool:

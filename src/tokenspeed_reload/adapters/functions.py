@@ -70,7 +70,7 @@ class FunctionAdapter:
                 wanted["__defaults__"] = new.__defaults__
             if not same_dict(live.__kwdefaults__, new.__kwdefaults__):
                 wanted["__kwdefaults__"] = new.__kwdefaults__
-        annotations = {name: merge.resolve(value) for name, value in new.__annotations__.items()}
+        annotations = merge.resolved(new.__annotations__)
         if not same_dict(live.__annotations__, annotations):
             wanted["__annotations__"] = annotations
         if sys.version_info >= (3, 12) and not same_value(live.__type_params__, new.__type_params__):

@@ -30,6 +30,7 @@ from tokenspeed_reload.undo.functions import (
     cell_value,
     set_code,
 )
+from tokenspeed_reload.undo.kept import kept_containers
 from tokenspeed_reload.undo.log import MISSING, Record, UndoLog
 from tokenspeed_reload.undo.objects import (
     ClassState,
@@ -73,6 +74,7 @@ __all__ = [
     "forget_answers",
     "is_abstract",
     "items_of",
+    "kept_containers",
     "register_only",
     "registered_with",
     "replace_dict",

@@ -69,20 +69,6 @@ class UndoLog:
         if errors:
             raise IncompleteUndo(errors) from errors[0]
 
-    def held_containers(self) -> list[Any]:
-        """The containers in which the log itself keeps old objects."""
-        found: list[Any] = [self._records]
-        todo: list[Any] = []
-        for record in self._records:
-            found.append(vars(record))
-            todo.extend(held for held in [vars(record).get("held")] if type(held) in (list, tuple, dict))
-        while todo:
-            value = todo.pop()
-            found.append(value)
-            inner = value.values() if isinstance(value, dict) else value
-            todo.extend(item for item in inner if type(item) in (list, tuple, dict))
-        return found
-
     def clear(self) -> None:
         """Let go of the state that is not in force."""
         self._records.clear()
