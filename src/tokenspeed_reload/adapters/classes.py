@@ -171,20 +171,30 @@ def give_way(live: Any, new: Any, where: str, why: str, merge: Merge) -> None:
 
 
 def _redirect_methods(live: Any, new: Any, where: str, merge: Merge) -> None:
-    """Bound methods that are held go on to the functions of the new class."""
-    for name, function in vars(live).items():
-        target = vars(new).get(name)
-        if function is target or not _is_member(function, live):
-            continue  # it is no product of the class statement: others use it too
-        if is_a(target, FunctionType):
-            if not same_code(function.__code__, target.__code__) or not _same_defaults(function, target):
-                merge.edited.append(Edit(f"{where}.{name}", function))
-            merge.log.once(FunctionState, function)
-            redirect(function, target)
-            merge.touch(function)
-        elif merge.is_old_code(function):
-            merge.pinned[id(function)] = function
-            merge.replace(f"{where}.{name}", function, REMOVED if target is None else OTHER_KIND)
+    """Functions of the class that are held, in bound methods for instance, go on to those of the new class."""
+    for name, member in vars(live).items():
+        follower = vars(new).get(name)
+        targets = _functions_in(follower) if type(follower) is type(member) else {}
+        for part, function in _functions_in(member).items():
+            target: Any = targets.get(part)
+            if function is target or not _is_member(function, live):
+                continue  # it is no product of the class statement: others use it too
+            if is_a(target, FunctionType):
+                if not same_code(function.__code__, target.__code__) or not _same_defaults(function, target):
+                    merge.edited.append(Edit(f"{where}.{name}", function))
+                merge.log.once(FunctionState, function)
+                redirect(function, target)
+                merge.touch(function)
+            elif merge.is_old_code(function):
+                merge.pinned[id(function)] = function
+                merge.replace(f"{where}.{name}", function, REMOVED if follower is None else OTHER_KIND)
+
+
+def _functions_in(member: Any) -> dict[str, Any]:
+    """The functions of one member of a class."""
+    if type(member) is property:
+        return {"get": member.fget, "set": member.fset, "delete": member.fdel}
+    return {"call": member.__func__ if type(member) in (staticmethod, classmethod) else member}
 
 
 def _same_layout(live: type, new: type) -> bool:
