@@ -50,7 +50,7 @@ class Disk:
             reloadable = within(name, self._packages) and self._records.live(name) is not None
             if source is None:
                 found.append(Change(name, record.source.path, "deleted", reloadable))
-            elif source.sha256 != record.source.sha256:
+            elif source.sha256 != record.source.sha256 or record.is_left:
                 found.append(Change(name, source.path, "edited", reloadable))
         if self._known is not None:
             files = self.files()

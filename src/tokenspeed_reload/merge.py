@@ -93,6 +93,7 @@ class Merge:
         inputs: the analysis of all modules of the reload.
         recorded: what is known of the modules, by name.
         gone: names of the modules whose file is gone.
+        left: those of them of which a definition moved to another module.
         padding: code objects with unused nonlocal names, each with the plain code that it stands for.
         codes: for each source file, which code objects follow which.
         edited: live functions that behave differently now, each after its dotted name.
@@ -113,6 +114,7 @@ class Merge:
     padding: dict[CodeType, CodeType]
     recorded: Mapping[str, ModuleRecord] = field(default_factory=dict)
     gone: Collection[str] = ()
+    left: set[str] = field(default_factory=set)
     codes: dict[str, CodeMap] = field(default_factory=dict)
     forced: set[tuple[int, int]] = field(default_factory=set)
     young: dict[int, Any] = field(default_factory=dict)

@@ -64,7 +64,8 @@ class Move:
     def _move(self, target: Any, where: str) -> None:
         """A class that was there before is not the old one at another place: no object becomes one of it."""
         held, merge = self._held, self._merge
-        if type(held) is FunctionType and is_a(target, FunctionType):
+        merge.left |= {held.__module__}.intersection(merge.gone)
+        if type(held) is FunctionType and is_a(target, FunctionType) and not _calls(target, held):
             merge.log.once(FunctionState, held)
             redirect(held, target)
             merge.touch(held)
@@ -91,3 +92,12 @@ class Move:
         home = self._merge.inputs.modules.get(self._held.__module__)
         is_bound = home is None or self._held.__qualname__ in home.new.binds
         return self._held.__module__ in self._merge.gone or not is_bound
+
+
+def _calls(function: FunctionType, target: FunctionType) -> bool:
+    """True for a redirection to `target`, over others or not."""
+    while type(function) is FunctionType and is_redirection(function):
+        function = (function.__kwdefaults__ or {})[TARGET]
+        if function is target:
+            return True
+    return False

@@ -141,6 +141,11 @@ class Patch:
         with self._timed("merge"):
             self._finish()
 
+    @property
+    def left(self) -> set[str]:
+        """The modules without a file of which a definition moved to another module."""
+        return self._merge.left
+
     def _tell(self, what: str) -> None:
         if self._progress is not None:
             self._progress(what)

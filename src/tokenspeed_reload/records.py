@@ -109,6 +109,7 @@ class ModuleRecord:
         names: what the module bound when it ran, None while that is unknown; names set later from outside are
             not among them.
         members: the attributes that its classes and functions had then, by their qualified names.
+        is_left: its file went, and a definition of it moved to another module: it runs anew when the file comes back.
     """
 
     name: str
@@ -117,6 +118,7 @@ class ModuleRecord:
     origin: str
     names: frozenset[str] | None = None
     members: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    is_left: bool = False
 
 
 class Records:

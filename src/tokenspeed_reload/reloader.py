@@ -11,7 +11,7 @@ from types import CodeType, ModuleType
 from typing import TypeVar
 
 from tokenspeed_reload.adapters import default_adapters
-from tokenspeed_reload.builtfrom import BuiltFrom, Print
+from tokenspeed_reload.builtfrom import BuiltFrom
 from tokenspeed_reload.bystanders import Bystanders
 from tokenspeed_reload.definitions import Definitions, parse
 from tokenspeed_reload.dependencies import Uses, import_edges, ordered, providers_of, used_by_objects
@@ -226,7 +226,7 @@ class Reloader:
         def close(committed: bool) -> None:
             self._open = None
             if committed:
-                self._keep(sources, analysis, foreign, patch.built_from)
+                self._keep(sources, analysis, foreign, patch)
 
         self._open = Transaction(report, log, close)
         return self._open
@@ -241,22 +241,24 @@ class Reloader:
         """`reload` for a `with` statement: committed at its end, undone when its block raises."""
         return self.reload(modules, sources)
 
-    def _keep(
-        self, sources: Sources, analysis: _Analysis, foreign: dict[str, set[str]], built_from: dict[str, Print]
-    ) -> None:
+    def _keep(self, sources: Sources, analysis: _Analysis, foreign: dict[str, set[str]], patch: Patch) -> None:
         """Take the new code for what runs; a failure leaves the records as they were."""
         before = [(records, dict(records.modules)) for records in (self.records, *self._finder.others())]
         parsed = dict(self._parsed)
         try:
             for name, code in analysis.codes.items():
                 for records in self._all_records(name):
-                    records.add(replace(records.modules[name], source=sources.modules[name], code=code))
+                    kept = records.modules[name]
+                    records.add(replace(kept, source=sources.modules[name], code=code, is_left=False))
                 self._parsed[name] = analysis.inputs.modules[name].new
+            for name in patch.left:
+                for records in self._all_records(name):
+                    records.modules[name] = replace(records.modules[name], is_left=True)
             for name, names in foreign.items():
                 for records in self._all_records(name):
                     records.note_names(name, vars(sys.modules[name]), names)
             self._disk.note_files()
-            self.built_from.keep(built_from)
+            self.built_from.keep(patch.built_from)
             self._told_gone = frozenset(sources.deleted)
         except BaseException:
             for records, modules in before:
@@ -316,7 +318,8 @@ class Reloader:
 
     def _definitions(self, name: str) -> Definitions:
         """The statements that module `name` last ran."""
-        source = self.records.modules[name].source
+        record = self.records.modules[name]
+        source = SourceText(record.source.path, b"") if record.is_left else record.source
         known = self._parsed.get(name)
         if known is None or known.source is not source:
             known = self._parsed[name] = _parse(name, source, known)

@@ -87,6 +87,26 @@ def test_an_undone_move_can_be_made_again(project, held):
     assert held.look() == version
 
 
+def test_a_file_that_comes_back_as_it_was_runs_again(project):
+    own = "def use(x): return _turn(x)\ndef _turn(x): return x, {!r}\n"
+    imported = "from there import turn as _turn\ndef use(x): return _turn(x)\n"
+    there = "COUNT = []\ndef turn(x, gain=1): return x, gain\n"
+    project.write_module("here", own.format(0))
+    project.watch("here", "there")
+    here = project.load("here")
+    use, turn = here.use, here._turn
+    for number in range(3):
+        edit(project, here=imported, there=there)
+        for end in ("undo", "commit"):
+            transaction = project.reloader.reload()
+            assert use(1) == turn(1) == (1, 1)
+            assert sys.modules["there"].turn(1, 2) == (1, 2)
+            getattr(transaction, end)()
+        edit(project, here=own.format(number), there=None)
+        project.reloader.reload_and_commit()
+        assert use(1) == turn(1) == (1, number)
+
+
 def test_a_function_that_came_back_is_the_one_that_went(project, held):
     edit(project, here=IMPORTS, there=SOURCE.format("there"))
     project.reloader.reload_and_commit()
