@@ -133,6 +133,7 @@ NOT_FORESEEN |= dict.fromkeys(
         "methods assigned in loops",
         "a class is registered with an abstract base, and one is no longer",
         "class getitem, match args, methodcaller, name tables",
+        "type parameters with bounds and generics over them (3.12)",
     ),
     CALLS,
 )
