@@ -33,9 +33,15 @@ def test_each_unknown_module_is_told_with_its_reason(project, monkeypatch):
     assert "pkg.never (it is not loaded)" in str(caught.value)
 
 
+SMALL_EXTENSIONS = ("_heapq", "_bisect", "_json", "_queue", "_csv", "_zoneinfo")
+"""Each of them is a part of the interpreter itself in some builds."""
+
+
 def test_modules_without_source_are_refused_by_name_and_the_rest_is_reloaded(project):
     """One that exists as a pyc file only, and an extension."""
-    library = next(m for m in map(importlib.import_module, ("_heapq", "_bisect", "_struct", "math")) if has_file(m))
+    library = next(filter(has_file, map(importlib.import_module, SMALL_EXTENSIONS)), None)
+    if library is None:
+        pytest.skip("all extensions are parts of this interpreter")
     native = library.__name__
     project.write(pkg__init="", pkg__bare="X = 1\ndef f(): return X")
     source = project.root / "pkg" / "bare.py"
