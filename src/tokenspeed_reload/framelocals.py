@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from inspect import CO_OPTIMIZED
 from types import FrameType
@@ -25,7 +26,10 @@ def local_variables() -> dict[int, list[Local]]:
     functions are left out too.
     """
     found: dict[int, list[Local]] = {}
-    for top in sys._current_frames().values():
+    tops = sys._current_frames()
+    # Not of this function: a frame that holds itself lives on, and with it all that its callers hold.
+    tops[threading.get_ident()] = sys._getframe(1)
+    for top in tops.values():
         for frame in stack_of(top):
             if not frame.f_code.co_flags & CO_OPTIMIZED or within(frame.f_globals.get("__name__", ""), _OWN):
                 continue  # the names of a module or of a class body are in a dict that the collector shows
