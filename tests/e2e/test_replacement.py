@@ -220,8 +220,9 @@ def test_a_reload_whose_commit_costs_a_rank_is_done_or_undone_as_its_reply_says(
 
 
 UNDO_BREAKS = """
-from tokenspeed_kernel.registry import REGISTRY
-REGISTRY.restore = None
+from tokenspeed_reload.undo import ParticipantState
+def exchange(self): raise TypeError("no way back")
+ParticipantState.exchange = exchange
 raise ValueError("no further")
 """
 
@@ -231,7 +232,7 @@ def test_an_edit_that_cannot_be_taken_back_costs_the_ranks(pair: Server) -> None
     pair.edit(LLAMA, lambda text: text + UNDO_BREAKS)
     reply = pair.reload()
     assert (reply["success"], reply["code"], reply["phase"]) == (False, "failed", "patch"), dump(reply)
-    assert "a failed edit could not be undone (TypeError: 'NoneType' object is not callable)" in reply["error"]
+    assert "a failed edit could not be undone (TypeError: no way back)" in reply["error"]
     assert pair.text("Tell me") == expected
     assert pair.metric(REPLACEMENTS) == before + 1
     pair.revert(LLAMA)
