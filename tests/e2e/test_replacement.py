@@ -251,7 +251,8 @@ def test_a_request_that_only_the_edited_code_dies_of_ends_alone(pair: Server) ->
         assert reply.status_code == 500, reply.text
         assert "lost twice while this request ran" in reply.text
         assert wait(asked) == [expected] * 4
-    assert before + 2 <= pair.metric(REPLACEMENTS) <= before + 3
+    # Twice with the others, where these got no token in between either; then twice alone.
+    assert before + 2 <= pair.metric(REPLACEMENTS) <= before + 4
     pair.revert(LLAMA)
     assert pair.reload()["success"]
 
