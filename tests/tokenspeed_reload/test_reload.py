@@ -511,55 +511,51 @@ class Registry:
                 del self.specs[name]
 
 
-def test_participants_take_part_in_undo_and_swap(project):
+@pytest.fixture
+def registry(monkeypatch):
+    """A registry whose `register` modules can import from `registry_host`."""
     registry = Registry()
     host = types.ModuleType("registry_host")
     host.register = registry.register
-    sys.modules["registry_host"] = host
-    try:
-        text = "from registry_host import register\n@register('norm')\ndef norm(): return {}"
-        project.write_module("m", text.format(1))
-        reloader = project.watch("m", participants=[registry])
-        m = project.load("m")
-        live, spec = m.norm, registry.specs["norm"]
-        project.write_module("m", text.format(2) + "\n@register('extra')\ndef extra(): return 3")
+    monkeypatch.setitem(sys.modules, "registry_host", host)
+    return registry
+
+
+def test_participants_take_part_in_undo_and_swap(project, registry):
+    text = "from registry_host import register\n@register('norm')\ndef norm(): return {}"
+    project.write_module("m", text.format(1))
+    reloader = project.watch("m", participants=[registry])
+    m = project.load("m")
+    live, spec = m.norm, registry.specs["norm"]
+    project.write_module("m", text.format(2) + "\n@register('extra')\ndef extra(): return 3")
+    transaction = reloader.reload()
+    assert registry.specs["norm"].function is live is m.norm
+    assert live() == 2
+    assert set(registry.specs) == {"norm", "extra"}
+    transaction.swap()
+    assert registry.specs == {"norm": spec}
+    assert live() == 1
+    transaction.swap()
+    assert registry.specs["norm"].function() == 2
+    transaction.undo()
+    assert registry.specs["norm"] is spec
+
+
+def test_a_registration_goes_with_the_statement_that_made_it(project, registry):
+    text = "from registry_host import register\n@register('norm')\ndef norm(): return 1\n"
+    extra = "@register('extra')\ndef extra(): return 3\n"
+    project.write_module("m", text + extra)
+    reloader = project.watch("m", participants=[registry])
+    m = project.load("m")
+    live = id(m.extra)
+    for after in (text, text + "def extra(): return 3\n", text + extra.replace("'extra'", "'other'")):
+        project.write_module("m", after)
         transaction = reloader.reload()
-        assert registry.specs["norm"].function is live is m.norm
-        assert live() == 2
-        assert set(registry.specs) == {"norm", "extra"}
-        transaction.swap()
-        assert registry.specs == {"norm": spec}
-        assert live() == 1
-        transaction.swap()
-        assert registry.specs["norm"].function() == 2
+        assert set(registry.specs) == ({"norm", "other"} if "other" in after else {"norm"})
+        assert transaction.report.stale == []
         transaction.undo()
-        assert registry.specs["norm"] is spec
-    finally:
-        del sys.modules["registry_host"]
-
-
-def test_a_registration_goes_with_the_statement_that_made_it(project):
-    registry = Registry()
-    host = types.ModuleType("registry_host")
-    host.register = registry.register
-    sys.modules["registry_host"] = host
-    try:
-        text = "from registry_host import register\n@register('norm')\ndef norm(): return 1\n"
-        extra = "@register('extra')\ndef extra(): return 3\n"
-        project.write_module("m", text + extra)
-        reloader = project.watch("m", participants=[registry])
-        m = project.load("m")
-        live = id(m.extra)
-        for after in (text, text + "def extra(): return 3\n", text + extra.replace("'extra'", "'other'")):
-            project.write_module("m", after)
-            transaction = reloader.reload()
-            assert set(registry.specs) == ({"norm", "other"} if "other" in after else {"norm"})
-            assert transaction.report.stale == []
-            transaction.undo()
-            assert set(registry.specs) == {"norm", "extra"}
-            assert id(registry.specs["extra"].function) == live
-    finally:
-        del sys.modules["registry_host"]
+        assert set(registry.specs) == {"norm", "extra"}
+        assert id(registry.specs["extra"].function) == live
 
 
 def test_immutable_objects_in_containers_of_others_hold_what_follows(project):
@@ -593,24 +589,17 @@ def test_immutable_objects_in_containers_of_others_hold_what_follows(project):
         del sys.modules["outside_host"]
 
 
-def test_registrations_go_with_the_file_that_made_them(project):
-    registry = Registry()
-    host = types.ModuleType("registry_host")
-    host.register = registry.register
-    sys.modules["registry_host"] = host
-    try:
-        path = project.write_module("k", "from registry_host import register\n@register('fast')\ndef fast(): return 1")
-        project.write_module("m", "import k\nX = 1")
-        reloader = project.watch("m", "k", participants=[registry])
-        project.load("m")
-        path.unlink()
-        project.write_module("m", "X = 2")
-        transaction = reloader.reload()
-        assert registry.specs == {}
-        transaction.undo()
-        assert set(registry.specs) == {"fast"}
-    finally:
-        del sys.modules["registry_host"]
+def test_registrations_go_with_the_file_that_made_them(project, registry):
+    path = project.write_module("k", "from registry_host import register\n@register('fast')\ndef fast(): return 1")
+    project.write_module("m", "import k\nX = 1")
+    reloader = project.watch("m", "k", participants=[registry])
+    project.load("m")
+    path.unlink()
+    project.write_module("m", "X = 2")
+    transaction = reloader.reload()
+    assert registry.specs == {}
+    transaction.undo()
+    assert set(registry.specs) == {"fast"}
 
 
 def test_registry_of_a_watched_module_is_restored_without_a_participant(project, picture):
@@ -960,24 +949,17 @@ def test_every_part_of_a_reload_is_told(project):
     "imports",
     ["from maker import norm, scale", "try:\n    from maker import norm, scale\nexcept ImportError: norm = None"],
 )
-def test_a_module_that_imports_again_withdraws_nothing_that_another_registered(project, imports):
-    registry = Registry()
-    host = types.ModuleType("registry_host")
-    host.register = registry.register
-    sys.modules["registry_host"] = host
-    try:
-        maker = "from registry_host import register\n@register('norm')\ndef norm(): return 1\nscale = {}"
-        project.write_module("maker", maker.format(1))
-        project.write_module("user", imports + "\nTWICE = scale * 2\ndef use(): return norm() * TWICE")
-        reloader = project.watch("maker", "user", participants=[registry])
-        user = project.load("user")
-        spec = registry.specs["norm"]
-        project.write_module("maker", maker.format(3))
-        reloader.reload().commit()
-        assert registry.specs == {"norm": spec}
-        assert (user.use(), spec.function()) == (6, 1)
-    finally:
-        del sys.modules["registry_host"]
+def test_a_module_that_imports_again_withdraws_nothing_that_another_registered(project, registry, imports):
+    maker = "from registry_host import register\n@register('norm')\ndef norm(): return 1\nscale = {}"
+    project.write_module("maker", maker.format(1))
+    project.write_module("user", imports + "\nTWICE = scale * 2\ndef use(): return norm() * TWICE")
+    reloader = project.watch("maker", "user", participants=[registry])
+    user = project.load("user")
+    spec = registry.specs["norm"]
+    project.write_module("maker", maker.format(3))
+    reloader.reload().commit()
+    assert registry.specs == {"norm": spec}
+    assert (user.use(), spec.function()) == (6, 1)
 
 
 ENUM = "import enum\nclass E(enum.Enum):\n    ONE = 1\n    TWO = 2\n"
