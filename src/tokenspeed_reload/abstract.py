@@ -14,7 +14,6 @@ from tokenspeed_reload.undo import (
     register_only,
     registered_with,
 )
-from tokenspeed_reload.values import is_a
 
 
 def kinds() -> set[type]:
@@ -36,7 +35,7 @@ def update_abstract(objects: list[Any], merge: Merge) -> None:
             merge.log.once(Registrations, cls)
             register_only(cls, wanted.values())
             merge.touch(cls)
-    if any(is_a(value, type) for value in merge.touched.values()):
+    if merge.classes_changed:
         merge.log.add(AbstractCaches(classes))
         forget_answers(classes)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenspeed_reload.adapters.containers import CONTAINERS, merge_container
 from tokenspeed_reload.codes import is_redirection
+from tokenspeed_reload.definitions import DEFINING
 from tokenspeed_reload.merge import Constant, Merge
 from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.moves import Move
@@ -37,7 +38,7 @@ def bind(module: ModuleInputs, namespace: dict[str, Any], old: dict[str, Any], m
 
 def _is_definition(module: ModuleInputs, name: str) -> bool:
     both = (module.old.kinds_of(name), module.new.kinds_of(name))
-    return all(kinds & {"function", "class"} for kinds in both)
+    return all(kinds & DEFINING for kinds in both)
 
 
 def _merge_definition(module: ModuleInputs, name: str, held: Any, value: Any, old: dict[str, Any], merge: Merge) -> Any:

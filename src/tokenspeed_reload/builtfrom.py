@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
-from tokenspeed_reload.codes import TARGET
+from tokenspeed_reload.codes import redirected_to
 from tokenspeed_reload.undo import FunctionCode, FunctionState, UndoLog
 from tokenspeed_reload.values import is_a, is_atom, meaning_of
 
@@ -35,7 +35,7 @@ class BuiltFrom:
 
 def print_of(function: FunctionType, code: CodeType | None = None) -> Print:
     """The print of a function, if it ran `code`; without that, of what it runs."""
-    target = (function.__kwdefaults__ or {}).get(TARGET) if code is None else None
+    target = redirected_to(function) if code is None else None
     if type(target) is FunctionType:
         return print_of(target)
     return _print(code or function.__code__, function.__defaults__, function.__kwdefaults__)

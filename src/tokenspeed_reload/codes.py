@@ -206,4 +206,9 @@ def redirect(function: FunctionType, target: Any) -> None:
 
 def is_redirection(function: FunctionType) -> bool:
     """True when `function` was turned into a redirection."""
-    return bool(function.__kwdefaults__) and TARGET in (function.__kwdefaults__ or {})
+    return redirected_to(function) is not None
+
+
+def redirected_to(function: FunctionType) -> Any | None:
+    """What a redirection calls; None for any other function."""
+    return (function.__kwdefaults__ or {}).get(TARGET)

@@ -14,6 +14,8 @@ from tokenspeed_reload.records import SourceText, lines_of
 from tokenspeed_reload.scopes import own_nodes
 
 StatementKind = Literal["import", "function", "class", "value", "future", "other"]
+DEFINING: frozenset[StatementKind] = frozenset({"function", "class"})
+"""The kinds of statements that define something under its own name."""
 
 _EMPTY_CALLS = frozenset(
     {"dict", "list", "set", "defaultdict", "OrderedDict", "deque", "Counter"}
@@ -171,15 +173,7 @@ class Definitions:
 
     def imports(self, name: str) -> bool:
         """True when an import binds `name`, in a block as well."""
-        aliases = (
-            alias
-            for statement in self.statements
-            if name in statement.reads.binds
-            for node in ast.walk(statement.node)
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for alias in node.names
-        )
-        return any(name == (alias.asname or alias.name.partition(".")[0]) for alias in aliases)
+        return any(name in s.reads.imports for s in self.statements)
 
     def _listed(self, variable: str) -> set[str]:
         names: set[str] = set()

@@ -8,7 +8,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-from tokenspeed_reload.definitions import Statement
+from tokenspeed_reload.definitions import DEFINING, Statement
 from tokenspeed_reload.dependencies import ImportEdge, home_of, package_of, resolve
 from tokenspeed_reload.lookups import OWN_NAMES, module_in, root, spell
 from tokenspeed_reload.moduleinputs import ModuleInputs
@@ -300,7 +300,7 @@ class Inputs:
             name
             for name in statement.reads.handed_on
             if is_a(module.namespace.get(name), FunctionType | type)
-            and module.old.kinds_of(name) == module.new.kinds_of(name) <= {"function", "class", "import"}
+            and module.old.kinds_of(name) == module.new.kinds_of(name) <= DEFINING | {"import"}
         }
 
     def _is_recorded(self, value: Any) -> bool:

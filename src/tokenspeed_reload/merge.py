@@ -181,6 +181,11 @@ class Merge:
         if counts:
             self.patched[id(target)] = target
 
+    @property
+    def classes_changed(self) -> bool:
+        """True once a class was written to."""
+        return any(is_a(value, type) for value in self.touched.values())
+
     def supersede(self, live: Any, new: Any, *, keeps_objects: bool = False) -> None:
         """Note that `new` shall take the place of `live` in whatever holds it, but for the objects that keep it."""
         if keeps_objects:
@@ -218,10 +223,14 @@ class Merge:
         if stays is not new or same_value(live, new):
             return stays
         if type(live) is FunctionType and callable(new) and id(new) in self.young:
-            self.log.once(FunctionState, live)
-            redirect(live, new)
-            self.touch(live)
+            self.redirect(live, new)
         return stays
+
+    def redirect(self, live: FunctionType, target: Any) -> None:
+        """Let whoever calls `live` call `target`."""
+        self.log.once(FunctionState, live)
+        redirect(live, target)
+        self.touch(live)
 
     def same_definition(self, live: FunctionType, new: FunctionType) -> bool:
         """True when two function objects come from one definition, before and after."""

@@ -7,14 +7,13 @@ from types import FunctionType
 from typing import Any
 
 from tokenspeed_reload.adapters.classes import give_way
-from tokenspeed_reload.codes import TARGET, is_redirection, redirect
+from tokenspeed_reload.codes import TARGET, redirected_to
+from tokenspeed_reload.definitions import DEFINING
 from tokenspeed_reload.merge import Edit, Merge
 from tokenspeed_reload.moduleinputs import ModuleInputs
-from tokenspeed_reload.undo import FunctionState
 from tokenspeed_reload.values import is_a
 
 MOVED = "it moved to another module; the class there takes its place"
-_DEFINITIONS = frozenset({"function", "class"})
 
 
 class Move:
@@ -48,27 +47,26 @@ class Move:
 
         An imported definition that is still where it came from is left alone: others have it from there.
         """
-        former = None if self._went else self._moved_before()
+        went = self._went
+        former = None if went else self._moved_before()
         stays = self._merge.resolve(self._value)
         if former is not None:
             stays = self._merge.merge_definition(former, self._value, where)
-        if self._went or self._is_left():
+        if went or self._is_left():
             self._move(stays, where)
         return stays
 
     @property
     def _went(self) -> bool:
         kinds = self._module.old.kinds_of(self._name)
-        return bool(kinds) and kinds <= _DEFINITIONS and self._module.new.imports(self._name)
+        return bool(kinds) and kinds <= DEFINING and self._module.new.imports(self._name)
 
     def _move(self, target: Any, where: str) -> None:
         """A class that was there before is not the old one at another place: no object becomes one of it."""
         held, merge = self._held, self._merge
         merge.left |= {held.__module__}.intersection(merge.gone)
         if type(held) is FunctionType and is_a(target, FunctionType) and not _calls(target, held):
-            merge.log.once(FunctionState, held)
-            redirect(held, target)
-            merge.touch(held)
+            merge.redirect(held, target)
             merge.edited.append(Edit(where, held))
             merge.replaced[:] = [entry for entry in merge.replaced if entry.old is not held]
         elif is_a(held, type) and is_a(target, type) and id(target) in merge.young:
@@ -76,14 +74,14 @@ class Move:
 
     def _moved_before(self) -> FunctionType | None:
         """The function that the module itself defined before, if it was redirected to the imported one."""
-        if type(self._held) is not FunctionType or not self._module.new.kinds_of(self._name) <= _DEFINITIONS:
+        if type(self._held) is not FunctionType or not self._module.new.kinds_of(self._name) <= DEFINING:
             return None
         for keywords in gc.get_referrers(self._held):
             if type(keywords) is not dict or keywords.get(TARGET) is not self._held:
                 continue
             for function in gc.get_referrers(keywords):
                 is_own = type(function) is FunctionType and function.__globals__ is self._module.namespace
-                if is_own and is_redirection(function) and function.__qualname__ == self._name:
+                if is_own and redirected_to(function) is self._held and function.__qualname__ == self._name:
                     return function
         return None
 
@@ -96,8 +94,7 @@ class Move:
 
 def _calls(function: FunctionType, target: FunctionType) -> bool:
     """True for a redirection to `target`, over others or not."""
-    while type(function) is FunctionType and is_redirection(function):
-        function = (function.__kwdefaults__ or {})[TARGET]
-        if function is target:
-            return True
-    return False
+    called: Any = function
+    while type(called) is FunctionType and called is not target:
+        called = redirected_to(called)
+    return called is target

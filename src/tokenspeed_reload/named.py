@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
-from tokenspeed_reload.codes import TARGET, is_redirection
+from tokenspeed_reload.codes import redirected_to
 from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.values import is_a
 
@@ -22,8 +22,8 @@ def names_of(values: Iterable[Any], modules: Mapping[str, ModuleInputs]) -> tupl
         if is_a(value, type) and value.__module__ in modules:
             names[0].add(f"{value.__module__}.{value.__qualname__}")
         elif type(value) is FunctionType:
-            is_redirected = is_redirection(value)
-            inner = (value.__kwdefaults__ or {})[TARGET] if is_redirected else value
+            target = redirected_to(value)
+            inner = value if target is None else target
             if type(inner) is not FunctionType or inner.__code__.co_filename in paths:
-                names[is_redirected].add(f"{value.__module__}.{value.__qualname__}")
+                names[target is not None].add(f"{value.__module__}.{value.__qualname__}")
     return sorted(names[0]), sorted(names[1])

@@ -41,6 +41,7 @@ class Reads:
         now: reads while the statement runs: decorators, defaults, bases, class bodies, calls.
         later: reads in the bodies of functions that it creates.
         binds: module-level names that it binds or deletes.
+        imports: those of them that an import binds, in a block as well.
         mutates: names whose object it may change without binding the name.
         stars: modules of its `from x import *`, as (level, module).
         taken: what a `from` import takes while the statement runs, as (level, module, name).
@@ -57,6 +58,7 @@ class Reads:
     now: set[str] = field(default_factory=set)
     later: set[str] = field(default_factory=set)
     binds: set[str] = field(default_factory=set)
+    imports: set[str] = field(default_factory=set)
     mutates: set[str] = field(default_factory=set)
     stars: list[tuple[int, str]] = field(default_factory=list)
     taken: list[tuple[int, str, str]] = field(default_factory=list)
@@ -151,6 +153,11 @@ class _Visitor(ast.NodeVisitor):
     def _bind(self, name: str) -> None:
         if not self._scopes:
             self.reads.binds.add(name)
+
+    def _import(self, name: str) -> None:
+        self._bind(name)
+        if not self._scopes:
+            self.reads.imports.add(name)
 
     def _at_import(self) -> bool:
         return not any(scope.is_function for scope in self._scopes)
@@ -370,7 +377,7 @@ class _Visitor(ast.NodeVisitor):
     # Statements that bind
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
-            self._bind(alias.asname or root(alias.name))
+            self._import(alias.asname or root(alias.name))
             if not self._at_import():
                 self.reads.inner_imports.append((0, alias.name, None))
 
@@ -379,7 +386,7 @@ class _Visitor(ast.NodeVisitor):
             if alias.name == "*":
                 self.reads.stars.append((node.level, node.module or ""))
             else:
-                self._bind(alias.asname or alias.name)
+                self._import(alias.asname or alias.name)
                 if self._at_import():
                     self.reads.taken.append((node.level, node.module or "", alias.name))
             if not self._at_import():

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Container
 from types import FunctionType, ModuleType
 
+from tokenspeed_reload.definitions import DEFINING
 from tokenspeed_reload.dependencies import home_of
 from tokenspeed_reload.foreign import Foreign, outer, target_of
 from tokenspeed_reload.moduleinputs import ModuleInputs
@@ -53,7 +54,7 @@ class Outside:
         while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
             node = node.func if isinstance(node, ast.Call) else node.value
         name = dotted(node)
-        if name is None or self._module.new.kinds_of(name) & {"function", "class"}:
+        if name is None or self._module.new.kinds_of(name) & DEFINING:
             return False
         if self._foreign.is_root(name):
             return True

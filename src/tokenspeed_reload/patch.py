@@ -17,6 +17,7 @@ from tokenspeed_reload.adapters.dispatch import GENERIC_FILE, forget_choices
 from tokenspeed_reload.bindings import bind
 from tokenspeed_reload.builtfrom import ABSENT, Print, print_of, print_of_value, prints_before
 from tokenspeed_reload.codes import CodeMap
+from tokenspeed_reload.definitions import DEFINING
 from tokenspeed_reload.effects import Footprint
 from tokenspeed_reload.errors import IncompleteUndo, ReloadError, StillRunning, describe
 from tokenspeed_reload.execute import execute
@@ -276,7 +277,7 @@ class Patch:
             value = old[name]
             is_own = is_a(value, FunctionType | type) and value.__module__ == module.name
             # A decorator may have made another kind of object of a definition, such as a kernel.
-            is_own = is_own or (not is_atom(value) and bool(module.old.kinds_of(name) & {"function", "class"}))
+            is_own = is_own or (not is_atom(value) and bool(module.old.kinds_of(name) & DEFINING))
             if is_own and id(value) not in self._merge.new_of:
                 self._merge.replace(f"{module.name}.{name}", value, REMOVED)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenspeed_reload.bindings import follows_in_place, is_container_statement
 from tokenspeed_reload.codes import CodeMap, fit
-from tokenspeed_reload.definitions import Definitions
+from tokenspeed_reload.definitions import DEFINING, Definitions
 from tokenspeed_reload.heap import Made, Survey, is_nested, thawed
 from tokenspeed_reload.merge import NEW_CELLS, REMOVED, Merge, Replaced
 from tokenspeed_reload.moduleinputs import ModuleInputs
@@ -21,8 +21,6 @@ from tokenspeed_reload.running import kinds, other_threads, own_frames, suspende
 from tokenspeed_reload.runonce import RunOnce, has_cached_values
 from tokenspeed_reload.stale import find_stale
 from tokenspeed_reload.values import is_a, is_atom
-
-_DEFINED = {"function", "class"}
 
 
 class Planner:
@@ -141,7 +139,7 @@ class Planner:
             value = module.namespace.get(name)
             kinds_now = module.new.kinds_of(name)
             own = is_a(value, FunctionType | type) and (value.__module__, value.__qualname__) == (module.name, name)
-            if own and module.old.kinds_of(name) & _DEFINED and not kinds_now & _DEFINED:
+            if own and module.old.kinds_of(name) & DEFINING and not kinds_now & DEFINING:
                 self._replaced.append(Replaced(f"{module.name}.{name}", value, "it became another kind of object"))
 
     def _written_to(self, module: ModuleInputs, plan: Plan) -> None:
@@ -160,7 +158,7 @@ class Planner:
             value: Any = module.namespace.get(name)
             follows = follows_in_place(value, self._merge) or is_container_statement(module, name)
             follows = follows or is_a(type(value), enum.EnumMeta) or is_a(value, ModuleType)
-            if is_a(value, type) and not module.old.kinds_of(name) & _DEFINED and value.__qualname__ == name:
+            if is_a(value, type) and not module.old.kinds_of(name) & DEFINING and value.__qualname__ == name:
                 self._note_patched(module, name, plan)
             if value is not None and not is_atom(value) and not follows:
                 self._replaced.append(Replaced(f"{module.name}.{name}", value, "its value is built anew"))

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from tokenspeed_reload.adapters.containers import CONTAINERS, refill
 from tokenspeed_reload.adapters.twins import twin_of
-from tokenspeed_reload.codes import TARGET, is_redirection, redirect
+from tokenspeed_reload.codes import is_redirection, redirected_to
 from tokenspeed_reload.merge import REMOVED, Edit, Merge
-from tokenspeed_reload.undo import MISSING, ClassState, FunctionState, cell_value
+from tokenspeed_reload.undo import MISSING, ClassState, cell_value
 from tokenspeed_reload.values import has_method, is_a, same_code, same_dict, same_value
 
 METACLASS = "the metaclass changed; it is fixed when a class is made"
@@ -131,7 +131,7 @@ class ClassAdapter:
                 merge.replace(where, old, f"{OTHER_KIND}: {type(value).__name__}")
         if is_a(stays, FunctionType) and is_redirection(stays):
             # The class calls the target at once; only those who hold the old function go the long way.
-            stays = (stays.__kwdefaults__ or {})[TARGET]
+            stays = redirected_to(stays)
         if same_value(old, stays):
             return
         merge.log.once(ClassState, live)
@@ -182,9 +182,7 @@ def _redirect_methods(live: Any, new: Any, where: str, merge: Merge) -> None:
             if is_a(target, FunctionType):
                 if not same_code(function.__code__, target.__code__) or not _same_defaults(function, target):
                     merge.edited.append(Edit(f"{where}.{name}", function))
-                merge.log.once(FunctionState, function)
-                redirect(function, target)
-                merge.touch(function)
+                merge.redirect(function, target)
             elif merge.is_old_code(function):
                 merge.pinned[id(function)] = function
                 merge.replace(f"{where}.{name}", function, REMOVED if follower is None else OTHER_KIND)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import CacheClear, DictContents
-from tokenspeed_reload.values import is_a, same_value
+from tokenspeed_reload.values import same_value
 
 GENERIC_FILE = functools.singledispatch.__code__.co_filename
 """Where the code of every generic function stands."""
@@ -52,7 +52,7 @@ class SingleDispatchAdapter:
 
 def forget_choices(functions: Iterable[FunctionType], merge: Merge) -> None:
     """Let generic functions choose anew once a class changed: they remember by the class of what they are given."""
-    if any(is_a(value, type) for value in merge.touched.values()):
+    if merge.classes_changed:
         for function in filter(_is_generic, functions):
             merge.log.once(CacheClear, function)
             vars(function)["_clear_cache"]()

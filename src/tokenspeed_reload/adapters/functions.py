@@ -6,7 +6,7 @@ import sys
 from types import CellType, FunctionType
 from typing import Any
 
-from tokenspeed_reload.codes import TARGET, fit, is_in_place, is_redirection, redirect
+from tokenspeed_reload.codes import fit, is_in_place, is_redirection, redirect, redirected_to
 from tokenspeed_reload.merge import Edit, Merge
 from tokenspeed_reload.undo import MISSING, Cell, FunctionState, cell_value, set_code
 from tokenspeed_reload.values import same_code, same_dict, same_value
@@ -28,7 +28,7 @@ class FunctionAdapter:
         merge.follow(live, new)
         target = live
         if is_redirection(live) and fit(new.__code__, live, merge.definitions_for(new.__code__)) is None:
-            held = (live.__kwdefaults__ or {})[TARGET]
+            held = redirected_to(live)
             if type(held) is not FunctionType:
                 self._redirect(live, new, merge)
                 return live
