@@ -29,6 +29,15 @@ def _runs_on_cpu(item: pytest.Item) -> bool:
     return callspec is not None and callspec.params.get("device") == "cpu"
 
 
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """For what runs on both: the GPU, and a CPU everywhere."""
+    name: str = request.param
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return name
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`tiny(model_type, dtype)` is a directory with a small random model."""

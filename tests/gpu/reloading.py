@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from tokenspeed.rank import install_reloader
+from tokenspeed.hook import install_reloader
 from tokenspeed.runtime.config import (
     CacheOptions,
     Config,
@@ -56,8 +54,7 @@ class Program:
     def start(self) -> None:
         """Build the engine behind the reloader's hook."""
         self.overlay.mkdir(parents=True)
-        (self.scratch / "config.json").write_bytes(msgspec.json.encode(self.config))
-        reloader = install_reloader(self.scratch)
+        reloader = install_reloader(str(self.overlay))
         from tests.engine import MemoryOutbox, MemoryStream
         from tokenspeed.runtime.distributed.channel import Channel
         from tokenspeed.runtime.engine.process import build

@@ -67,14 +67,6 @@ def config(model: Path, device: str, overlay: Path | None = None) -> Config:
     )
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if name == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    return name
-
-
 @pytest.fixture(scope="module")
 def server(device: str, model: Path) -> Iterator[Server]:
     # The names of sockets have to be short.

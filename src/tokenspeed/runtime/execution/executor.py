@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,7 +157,7 @@ class Executor:
         for shape in self.dummies.decode:
             logits = self._warm_logits(shape)
             look(logits)
-            for token_ids in self._warm_sampler(logits, shape):
+            for token_ids in self._sample_every_way(logits, shape):
                 look(token_ids)
 
     @torch.inference_mode()
@@ -169,7 +169,7 @@ class Executor:
         shape = StepShape(limits.max_tokens, rows, -(-limits.max_tokens // rows), limits.max_blocks_per_row)
         inputs = self.buffers.fill_dummy(shape, self.pool.scratch)
         hidden = self._forward(shape, inputs)
-        self._warm_sampler(self._logits(hidden[inputs.last_tokens]), shape)
+        self._sample_every_way(self._logits(hidden[inputs.last_tokens]), shape)
         part = hidden[:PROMPT_LOGITS]
         token_logprobs(self._logits(part), torch.zeros(len(part), dtype=torch.int64, device=part.device), 1)
 
@@ -197,7 +197,8 @@ class Executor:
         hidden = self._forward(shape, inputs)
         return self._logits(hidden[inputs.last_tokens])
 
-    def _warm_sampler(self, logits: torch.Tensor, shape: StepShape) -> Iterator[torch.Tensor]:
+    def _sample_every_way(self, logits: torch.Tensor, shape: StepShape) -> list[torch.Tensor]:
+        found = []
         mask = np.full(-(-logits.shape[1] // 32), -1, dtype=np.int32)
         for params in DUMMY_SAMPLING:
             row = SamplingRow(params, 1, prompt_ids=(0,), answer_ids=(0,), allowed=None if params.plain else mask)
@@ -205,9 +206,10 @@ class Executor:
             token_ids = self.sampler(logits, batch)
             if batch.logprobs is not None:
                 self.sampler.logprobs(logits, token_ids, batch.logprobs)
-            yield token_ids
+            found.append(token_ids)
         if self.sample_on_device:
-            yield self._sample_plain(logits, self.buffers.inputs(shape))
+            found.append(self._sample_plain(logits, self.buffers.inputs(shape)))
+        return found
 
     @torch.inference_mode()
     def capture(self, number: int, progress: Callable[[str], None]) -> Generation:

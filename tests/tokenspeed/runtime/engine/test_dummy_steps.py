@@ -14,6 +14,8 @@ from tests.tiny import tiny_llama
 from tokenspeed.runtime.config import CacheOptions, Config, GraphOptions, ModelOptions, ReloadOptions, SchedulerOptions
 from tokenspeed.runtime.execution.plans import Plans
 from tokenspeed.runtime.protocol.sampling import SamplingParams
+from tokenspeed.runtime.sampling.batch import SamplingBatch
+from tokenspeed.runtime.sampling.sampler import Sampler
 from tokenspeed_kernel.ops.attention import backends, reference
 from tokenspeed_kernel.registry import REGISTRY, Kernel
 
@@ -60,6 +62,25 @@ def test_each_row_of_a_dummy_step_computes_its_own_and_the_same_again(engine: In
         found.append(executor.logits[:24].clone())
     assert torch.equal(*found)
     assert len({tuple(row) for row in found[0].tolist()}) == 24
+
+
+def test_the_largest_step_samples_for_all_rows_in_every_way_that_warming_does(
+    engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, sampled = engine.executor, []
+
+    class Recorder(Sampler):
+        def __call__(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+            sampled.append((len(logits), batch.greedy, batch.mask is not None, batch.logprobs is not None))
+            return super().__call__(logits, batch)
+
+    monkeypatch.setattr(executor, "sampler", Recorder())
+    executor.warm(lambda _: None)
+    warmed = {tuple(ways) for _, *ways in sampled}
+    sampled.clear()
+    executor.run_largest()
+    assert {rows for rows, *_ in sampled} == {24}
+    assert {tuple(ways) for _, *ways in sampled} == warmed
 
 
 @pytest.fixture
