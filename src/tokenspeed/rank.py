@@ -35,6 +35,10 @@ def main() -> int:
     generation, kept = committed(args.run_dir)
     reloader = install_reloader(args.run_dir, kept)
 
+    from tokenspeed.runtime.engine.signs import Signs
+
+    Signs(args.rank, args.run_dir).start()  # before torch is imported, which takes its time
+
     from tokenspeed.runtime.engine.process import run
 
     return run(args.run_dir, args.rank, reloader, generation)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,43 +52,62 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
+@contextmanager
+def shared(start: Callable[[], Server]) -> Iterator[Callable[[], Server]]:
+    """`running()` is one server for many tests; one that has ended is started anew."""
+    started: list[Server] = []
+
+    def running() -> Server:
+        if not started or started[-1].process.poll() is not None:
+            started.append(start())
+        return started[-1]
+
+    try:
+        yield running
+    finally:
+        for server in started:
+            server.stop()
+
+
+def restored(server: Server) -> Iterator[Server]:
+    """The server for one test; whatever that does to it, and however it ends, the next one finds the installed code."""
+    try:
+        yield server
+    finally:
+        try:
+            server.restore()
+        except BaseException:
+            server.kill()
+            raise
+
+
 @pytest.fixture(scope="session")
 def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
     """`tiny_server(kind)` is a tiny model that permits reloads, one server for all tests: a key of `KINDS`."""
-    started: dict[str, Server] = {}
 
-    def running(kind: str) -> Server:
-        if kind not in started or started[kind].process.poll() is not None:
-            folder = tmp_path_factory.mktemp(kind)
-            flags = (*SMALL, *KINDS[kind])
-            server = Server(str(tiny_model), *flags, overlay=folder / "overlay", log=folder / "log")
-            started[kind] = server.start()
-        return started[kind]
+    def start(kind: str) -> Server:
+        folder = tmp_path_factory.mktemp(kind)
+        flags = (*SMALL, *KINDS[kind])
+        return Server(str(tiny_model), *flags, overlay=folder / "overlay", log=folder / "log").start()
 
-    yield running
-    for server in started.values():
-        server.stop()
+    with ExitStack() as stack:
+        running = {kind: stack.enter_context(shared(partial(start, kind))) for kind in KINDS}
+        yield lambda kind: running[kind]()
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(params=KINDS)
 def reloadable(request: pytest.FixtureRequest, tiny_server: Callable[[str], Server]) -> Iterator[Server]:
     """A tiny model that permits reloads, of every kind."""
-    server = tiny_server(request.param)
-    yield server
-    server.restore()
+    yield from restored(tiny_server(request.param))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def alone(tiny_server: Callable[[str], Server]) -> Iterator[Server]:
     """A tiny model on one rank, which permits reloads."""
-    server = tiny_server("eager")
-    yield server
-    server.restore()
+    yield from restored(tiny_server("eager"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pair(tiny_server: Callable[[str], Server]) -> Iterator[Server]:
     """A tiny model on two ranks with graphs, which permits reloads."""
-    server = tiny_server("two-ranks")
-    yield server
-    server.restore()
+    yield from restored(tiny_server("two-ranks"))

@@ -153,8 +153,13 @@ class Server:
         shutil.copyfile(installed_path(module), path)
 
     def restore(self) -> None:
-        """Bring all code back to the installed one."""
+        """Bring all code back to the installed one, whatever a test has left behind."""
         assert self.overlay is not None
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        until(lambda: self.control("GET", "/health").status_code == 200, self.stacks)
+        assert self.control("POST", "/continue_generation").status_code == 200
         for path in self.overlay.rglob("*.py"):
             path.unlink()
         reply = self.reload()

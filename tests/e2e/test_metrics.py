@@ -32,7 +32,7 @@ class Scrape(dict[tuple[str, tuple[tuple[str, str], ...]], float]):
         return self[name, tuple(sorted(labels.items()))]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server(alone: Server) -> Server:
     return alone
 

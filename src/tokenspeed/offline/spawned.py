@@ -21,7 +21,7 @@ from tokenspeed.runtime.protocol.reports import Failed, Ready, ToFront
 from tokenspeed.runtime.protocol.state import EngineInfo, ReloadStatus, Sign
 from tokenspeed.server.calls import WAITING_STATES
 from tokenspeed.server.errors import EngineLost
-from tokenspeed.server.judge import Judge
+from tokenspeed.server.judge import Judge, in_start
 from tokenspeed.server.link import bind_address
 from tokenspeed.server.ranks import FAILED_MESSAGE_GRACE, RANK_COMMAND
 
@@ -88,7 +88,7 @@ class SpawnedEngine:
             self._judge.hear(self._sign_decoder.decode(self._signs.recv()))
         lost = self._judge.look()
         if lost is not None:
-            raise lost
+            raise lost if self._serves else in_start(lost)
         return messages
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class SpawnedEngine:
     def _limit(self) -> float:
         """Seconds that the ranks may stand still now."""
         if not self._serves:
-            return 0.0
+            return self._config.serve.start_timeout
         return self._config.reload.reload_rank_timeout if self._reloads else self._config.serve.step_timeout
 
     def _pid(self, rank: int) -> int:

@@ -223,6 +223,12 @@ class ServeOptions:
         "seconds without a sign of life of a rank after which the server calls itself unhealthy",
         metavar="SECONDS",
     )
+    start_timeout: float = option(
+        600.0,
+        "seconds that ranks which start may stand still, without a module, a weight, a compile or a graph, before the "
+        "start has failed; 0 waits for ever",
+        metavar="SECONDS",
+    )
     step_timeout: float = option(
         300.0,
         "seconds that a step may stand still, without a launch or a collective, before the ranks are replaced; 0 never "
@@ -285,8 +291,12 @@ def validate(config: Config) -> None:
         raise ConfigError(f"--drain-timeout must be between 0 and {LARGEST} seconds")
     if not 0 < config.serve.health_timeout <= LARGEST:
         raise ConfigError(f"--health-timeout must be above 0 and at most {LARGEST} seconds")
-    if not 0 <= config.serve.step_timeout <= LARGEST:
-        raise ConfigError(f"--step-timeout must be between 0 and {LARGEST} seconds")
+    for flag, seconds in (
+        ("--start-timeout", config.serve.start_timeout),
+        ("--step-timeout", config.serve.step_timeout),
+    ):
+        if not 0 <= seconds <= LARGEST:
+            raise ConfigError(f"{flag} must be between 0 and {LARGEST} seconds")
     if not -(2**63) <= config.model.seed < 2**64:
         raise ConfigError("--seed must fit into 64 bits")
     for flag, port in (("--port", config.serve.port), ("--rl-control-port", config.control.rl_control_port)):

@@ -358,12 +358,12 @@ class EngineClient:
 
     @property
     def slow(self) -> bool:
-        """Whether the ranks are starting, or do a call that keeps them from others."""
-        return self._link is None or self._calls.slow
+        """Whether the ranks do a call that keeps them from others."""
+        return self._calls.slow
 
     def _is_busy(self) -> bool:
         """Whether the ranks do something during which they do not answer."""
-        return self.reloading or self._calls.slow
+        return self.reloading or self.slow
 
     def silence(self) -> float | None:
         """Seconds for which rank 0 says nothing although it has work; None when it has none, or is held."""

@@ -20,7 +20,7 @@ from tokenspeed.server.incarnation import Incarnation
 log = logging.getLogger(__name__)
 
 SLOW_TIMEOUT = 600.0
-"""Seconds that ranks may stand still while they start or write a profile, where little is passed on the way."""
+"""Seconds that ranks may stand still while they write a profile, where little is passed on the way."""
 
 TRIES = 2
 """Times that a set of ranks is started to replace a lost one."""
@@ -88,13 +88,13 @@ class Engine:
         return self._current
 
     def _limit(self) -> float:
-        """Seconds that the ranks may stand still now; the first start may take its time, as somebody looks on."""
-        step = self._config.serve.step_timeout
+        """Seconds that the ranks may stand still now; 0 is for ever."""
+        if self._current is None or not self._current.ready.done():
+            return self._config.serve.start_timeout
         if self._client.reloading:
             return self._config.reload.reload_rank_timeout
-        if not self.info.done() or not step:
-            return 0.0
-        return max(step, SLOW_TIMEOUT) if self._client.slow else step
+        step = self._config.serve.step_timeout
+        return max(step, SLOW_TIMEOUT) if step and self._client.slow else step
 
     async def _replace(self, dead: Incarnation, lost: EngineLost, config: Config) -> Incarnation:
         """Ranks that serve in place of those of `dead`.

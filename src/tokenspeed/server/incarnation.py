@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
+from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.protocol.reports import Failed, Ready, Starting, ToFront
 from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.committed import CommittedCode
 from tokenspeed.server.errors import EngineLost
-from tokenspeed.server.judge import TICK, Judge
+from tokenspeed.server.judge import TICK, Judge, in_start
 from tokenspeed.server.link import Link
 from tokenspeed.server.ranks import FAILED_MESSAGE_GRACE, Ranks
 
@@ -61,11 +62,15 @@ class Incarnation:
         """Begin: make the directory, listen, and start the processes.
 
         Raises:
-            ResourceError: when the directory's path is too long for a socket.
+            ResourceError: when the directory's path is too long for a socket, or the machine has no room.
         """
-        self._directory.mkdir()
-        (self._directory / "config.json").write_bytes(msgspec.json.encode(self._config))
-        self._code.write(self._directory)
+        try:
+            self._directory.mkdir()
+            (self._directory / "config.json").write_bytes(msgspec.json.encode(self._config))
+            self._code.write(self._directory)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ResourceError(f"{self._directory} cannot be written ({reason}); make room there") from error
         self.link.open()
         self._tasks = [asyncio.create_task(work()) for work in (self._receive, self._hear, self._watch)]
         await self._ranks.start()
@@ -74,7 +79,7 @@ class Incarnation:
         """Wait until the ranks serve.
 
         Raises:
-            EngineLost: when one cannot go on.
+            EngineLost: when one cannot go on, or does not get on.
         """
         await self._first(self.ready)
         if self.lost.done():
@@ -121,8 +126,8 @@ class Incarnation:
         while True:
             await asyncio.sleep(TICK)
             error = self._judge.look()
-            if error is not None:
-                self._lose(error)
+            if error is not None and not self.lost.done():
+                self._lose(error if self.ready.done() else in_start(error))
 
     def _dispatch(self, message: ToFront) -> None:
         match message:

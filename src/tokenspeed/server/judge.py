@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tokenspeed.runtime.protocol.state import SIGN_INTERVAL_S, Sign
+from tokenspeed.runtime.protocol.state import A_DOWNLOAD, SIGN_INTERVAL_S, Sign
 from tokenspeed.server.errors import EngineLost
 
 TICK = SIGN_INTERVAL_S
@@ -17,18 +17,18 @@ LONGEST_TICK = 2 * TICK
 """What a look counts at most: while this process itself stood still, with the machine perhaps, nobody could be heard.
 """
 
-AT_REST = ("messages", "rank 0")
-"""What rank 0 and the others wait for when there is nothing to do."""
+AT_REST = ("messages", A_DOWNLOAD)
+"""What rank 0 waits for when there is nothing to do, or nothing that it could hasten; the others wait for rank 0."""
 
 FRESH = 10.0
-"""Seconds for which a rank's last sign tells what it does."""
+"""Seconds for which a rank's last sign tells what it does; half of the limit, where that is less."""
 
 
 class Judge:
     """Hears the signs of `size` ranks, and calls the set lost once no rank has passed a mark for `limit()` seconds.
 
-    Time at rest does not count: rank 0 waits for the front then, and the others for rank 0. Nor does time in which a
-    rank is held by a debugger. A limit of 0 is none. `pid` tells a rank's process.
+    Time at rest does not count: rank 0 waits for the front then, or for a download, and the others for rank 0. Nor does
+    time in which a rank is held by a debugger. A limit of 0 is none. `pid` tells a rank's process.
     """
 
     def __init__(
@@ -94,19 +94,27 @@ class Judge:
         return (silent or working or list(ranks))[0]
 
     def _is_fresh(self, rank: int) -> bool:
-        return self._signs[rank] is not None and self._now - self._heard[rank] <= FRESH
+        limit = self._limit()
+        fresh = min(FRESH, limit / 2) if limit else FRESH
+        return self._signs[rank] is not None and self._now - self._heard[rank] <= fresh
 
     def _at_rest(self) -> bool:
         first, *others = self._signs
         return (
             all(self._is_fresh(rank) for rank in range(len(self._signs)))
             and first is not None
-            and first.waiting_for == AT_REST[0]
-            and all(sign is not None and sign.waiting_for == AT_REST[1] for sign in others)
+            and first.waiting_for in AT_REST
+            and all(sign is not None and sign.waiting_for == "rank 0" for sign in others)
         )
 
     def _debugged(self) -> bool:
         return any(_is_traced(pid) for rank in range(len(self._signs)) if (pid := self._pid(rank)) is not None)
+
+
+def in_start(error: EngineLost) -> EngineLost:
+    """The same verdict on ranks that do not serve yet, with what to do about it."""
+    sentence = f"{error}, in the start; see what holds it up, or raise --start-timeout if it only takes long"
+    return EngineLost(sentence, rank=error.rank)
 
 
 def _is_traced(pid: int) -> bool:

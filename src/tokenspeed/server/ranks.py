@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tokenspeed.errors import ResourceError
 from tokenspeed.server.errors import EngineLost
 
 RANK_COMMAND = (sys.executable, "-m", "tokenspeed.rank")
@@ -42,19 +43,22 @@ class Ranks:
         """Start every rank in a process group of its own, so that Ctrl-C reaches only the one who drains.
 
         A rank is tied to this process: the kernel kills it when the front dies.
+
+        Raises:
+            ResourceError: when the machine has no room for another process.
         """
         lifeline = (sys.executable, "-m", "tokenspeed.lifeline", str(os.getpid()))
         for rank in range(self._size):
-            process = await asyncio.create_subprocess_exec(
-                *lifeline,
-                *self._command,
-                "--run-dir",
-                str(self._run_dir),
-                "--rank",
-                str(rank),
-                stdin=asyncio.subprocess.DEVNULL,
-                process_group=0,
-            )
+            command = [*lifeline, *self._command, "--run-dir", str(self._run_dir), "--rank", str(rank)]
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command, stdin=asyncio.subprocess.DEVNULL, process_group=0
+                )
+            except OSError as error:
+                reason = error.strerror or error
+                raise ResourceError(
+                    f"no process for rank {rank} can be started ({reason}); stop what else runs"
+                ) from error
             self._processes.append(process)
             self._watchers.append(asyncio.create_task(self._watch(rank, process)))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenspeed.runtime.protocol.state import Sign
+from tokenspeed.runtime.protocol.state import A_DOWNLOAD, Sign
 from tokenspeed.server.errors import EngineLost
-from tokenspeed.server.judge import LONGEST_TICK, Judge
+from tokenspeed.server.judge import LONGEST_TICK, Judge, in_start
 
 LIMIT = 60.0
 
@@ -68,6 +68,32 @@ def test_ranks_at_rest_are_left_alone_and_have_the_whole_time_after_it() -> None
     bench.waiting = [None, "rank 0"]
     assert bench.pass_time(LIMIT - 2) is None
     assert bench.pass_time(5) is not None
+
+
+def test_a_download_takes_its_time_but_not_from_a_rank_that_is_silent() -> None:
+    bench = Bench()
+    bench.waiting = [A_DOWNLOAD, "rank 0"]
+    assert bench.pass_time(10 * LIMIT) is None
+    bench.silent = {0}
+    assert bench.pass_time(2 * LIMIT) is not None
+
+
+def test_a_silent_rank_is_named_under_a_short_limit_too() -> None:
+    bench = Bench()
+    bench.limit = 5.0
+    assert bench.pass_time(2) is None
+    bench.silent = {1}
+    assert str(bench.pass_time(2 * LIMIT)).startswith("rank 1 has given no sign of life for 5 s")
+
+
+def test_the_verdict_on_a_start_says_what_to_do() -> None:
+    bench = Bench()
+    bench.silent = {0, 1}
+    lost = bench.pass_time(2 * LIMIT)
+    assert lost is not None
+    assert str(in_start(lost)).startswith("rank 0 has given no sign of life for 60 s, in the start; ")
+    assert "--start-timeout" in str(in_start(lost))
+    assert in_start(lost).rank == 0
 
 
 @pytest.mark.parametrize("culprit", [0, 1])

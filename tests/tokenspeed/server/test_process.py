@@ -125,6 +125,14 @@ def test_a_rank_that_cannot_start_ends_the_front_with_its_sentence(
     assert message not in front.log()  # the parent prints it
 
 
+def test_a_start_that_stands_still_is_given_up(start_front: Start) -> None:
+    config = Config(model=MODEL, serve=ServeOptions(start_timeout=1.0))
+    front = start_front(config, start="never")
+    failed = front.wait_for("failed")
+    assert "rank 0 has given no sign of life for 1 s, in the start" in failed["message"]
+    assert front.process.wait(PATIENCE) == failed["exit_code"] == 1
+
+
 def test_a_damaged_tokenizer_is_one_sentence(start_front: Start, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     front = start_front(Config(model=MODEL), tokenizer_path=str(tmp_path))

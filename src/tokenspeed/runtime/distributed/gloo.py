@@ -22,10 +22,11 @@ from tokenspeed.runtime.distributed.errors import CollectiveBroken
 from tokenspeed_kernel.progress import PROGRESS
 
 MEETING_TIMEOUT = timedelta(seconds=30)
-"""How long a rank waits for the others when all make a communicator."""
+"""How long a rank waits for the others when all make a communicator that they could do without."""
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
-"""gloo's own limit of a collective: who stands still is found by other means."""
+"""gloo's own limit of a collective, and of a meeting without which nothing goes on: who stands still is found by other
+means."""
 
 LOOK_INTERVAL = timedelta(milliseconds=20)
 """How often a waiting collective looks whether it is still worth to wait."""
@@ -38,13 +39,17 @@ LOOPBACK = "lo"
 
 
 class GlooCommunicator(Communicator):
-    """One process group of gloo, over loopback. `store` is a namespace of its own, where the ranks meet."""
+    """One process group of gloo, over loopback. `store` is a namespace of its own, where the ranks meet.
 
-    def __init__(self, store: Store, rank: int, size: int):
+    `open` waits for `meeting_timeout` for the others.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, meeting_timeout: timedelta = MEETING_TIMEOUT):
         super().__init__()
         self.store = store
         self.rank = rank
         self.size = size
+        self.meeting_timeout = meeting_timeout
         # torch's stubs know little of it.
         self._gloo: Any = None
 
@@ -52,9 +57,10 @@ class GlooCommunicator(Communicator):
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(interface=LOOPBACK)]
-        options._timeout = MEETING_TIMEOUT
+        options._timeout = self.meeting_timeout
         options._threads = 1
-        self._gloo = gloo(self.store, self.rank, self.size, options)
+        with PROGRESS.waiting("other ranks"):
+            self._gloo = gloo(self.store, self.rank, self.size, options)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         options = AllreduceOptions()

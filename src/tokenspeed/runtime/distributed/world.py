@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ from torch.distributed import FileStore, PrefixStore, Store
 from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.distributed.agreement import Agreement
 from tokenspeed.runtime.distributed.communicator import Communicator
-from tokenspeed.runtime.distributed.gloo import COLLECTIVE_TIMEOUT, LOOPBACK, GlooCommunicator
+from tokenspeed.runtime.distributed.gloo import COLLECTIVE_TIMEOUT, LOOPBACK, MEETING_TIMEOUT, GlooCommunicator
 from tokenspeed.runtime.distributed.group import Group
 from tokenspeed.runtime.distributed.nccl import NcclCommunicator
+from tokenspeed_kernel.progress import PROGRESS
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +62,15 @@ class World:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         self._file = FileStore(str(self.run_dir / "store"), self.size)
         # Edited code may ask torch.distributed which rank it runs on. Nothing of ours goes over this group.
-        torch.distributed.init_process_group(
-            "gloo",
-            store=PrefixStore("world", self._file),
-            rank=self.rank,
-            world_size=self.size,
-            timeout=COLLECTIVE_TIMEOUT,
-        )
-        self.group.serving = self._communicator()
+        with PROGRESS.waiting("other ranks"):
+            torch.distributed.init_process_group(
+                "gloo",
+                store=PrefixStore("world", self._file),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=COLLECTIVE_TIMEOUT,
+            )
+        self.group.serving = self._communicator(COLLECTIVE_TIMEOUT)
         self.group.serving.open()
 
     @property
@@ -104,10 +107,10 @@ class World:
         self.group.discard()
         self.make_spare()
 
-    def _communicator(self) -> Communicator:
+    def _communicator(self, meeting_timeout: timedelta = MEETING_TIMEOUT) -> Communicator:
         if self.device.type == "cuda":
             return NcclCommunicator(self._namespace(), self.rank, self.size, self.device)
-        return GlooCommunicator(self._namespace(), self.rank, self.size)
+        return GlooCommunicator(self._namespace(), self.rank, self.size, meeting_timeout)
 
     def _namespace(self) -> Store:
         self._made += 1

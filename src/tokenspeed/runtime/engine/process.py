@@ -19,7 +19,6 @@ from tokenspeed.runtime.engine.grammars import Grammars
 from tokenspeed.runtime.engine.loop import EngineLoop
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.profiler import Profiler
-from tokenspeed.runtime.engine.signs import Signs
 from tokenspeed.runtime.engine.startup import Startup
 from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
 from tokenspeed.runtime.execution.plans import Plans
@@ -52,7 +51,6 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None, generation: int) ->
     channel = Channel(rank, config.parallel.tensor_parallel_size, run_dir)
     outbox = Outbox(rank, run_dir)
     outbox.open()
-    Signs(rank, run_dir).start()
     try:
         channel.open()
         _serve(config, channel, outbox, reloader, generation)

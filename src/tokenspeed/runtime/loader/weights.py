@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +14,9 @@ from tokenspeed.runtime.loader.gguf_weights import gguf_weights
 from tokenspeed.runtime.loader.safetensors_weights import safetensors_weights
 from tokenspeed.runtime.loader.source import ModelSource
 from tokenspeed.runtime.models.base import CausalLM
+from tokenspeed_kernel.progress import PROGRESS
+
+Weight = TypeVar("Weight", torch.Tensor, StoredWeight)
 
 
 def load_weights(
@@ -36,9 +40,16 @@ def load_weights(
     """
     if source.format == "dummy":
         shapes = {name: slot.shape for name, (_, slot) in model.weight_slots().items()}
-        model.load_weights(dummy_weights(shapes, seed, device, dtype))
+        model.load_weights(_marked(dummy_weights(shapes, seed, device, dtype)))
     else:
-        model.load_weights(stored_weights(source, device))
+        model.load_weights(_marked(stored_weights(source, device)))
+
+
+def _marked(weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+    """The same, each of which shows that the load gets on."""
+    for name, weight in weights:
+        PROGRESS.step(f"load {name}")
+        yield name, weight
 
 
 def checkpoint_weights(source: ModelSource, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:

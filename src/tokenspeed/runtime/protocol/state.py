@@ -91,6 +91,10 @@ SIGN_INTERVAL_S = 1.0
 """Seconds between two signs of a rank."""
 
 
+A_DOWNLOAD = "a download"
+"""What rank 0 waits for while a model is fetched: whoever fetches has limits of his own."""
+
+
 class Sign(Message, frozen=True):
     """How far a rank has come, by `tokenspeed_kernel.progress`, and where its main thread stands.
 

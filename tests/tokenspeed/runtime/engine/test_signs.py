@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,3 +53,17 @@ def test_it_goes_on_while_the_main_thread_loops(run_dir: Path) -> None:
     assert all(sign.file for sign in heard)
     socket.close(linger=0)
     context.term()
+
+
+def test_each_import_is_a_mark_until_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PROGRESS, "count", 0)
+    signs = Signs(0, Path())
+    first = signs.sign().count
+    monkeypatch.setitem(sys.modules, "a_module_that_was_imported", sys)
+    assert signs.sign().count == first + 1
+    monkeypatch.delitem(sys.modules, "a_module_that_was_imported")
+    assert signs.sign().count == first + 1
+    PROGRESS.step("a phase")
+    monkeypatch.setitem(sys.modules, "a_module_that_was_imported", sys)
+    monkeypatch.setitem(sys.modules, "another_one", sys)
+    assert signs.sign().count == first + 2
