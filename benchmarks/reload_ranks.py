@@ -32,6 +32,11 @@ PHASES = ("drain", "read", "patch", "warm", "graphs", "total")
 STEPS = 64
 """Decode steps of a request that is timed."""
 
+LASTING_S = 1.0
+"""Seconds that the request lasts at least whose rank is killed, so that it runs when it is looked for."""
+LONGEST = 480
+"""Tokens of that request at most."""
+
 ROUNDS = 2000
 """Rounds of messages that are timed together."""
 
@@ -83,7 +88,8 @@ def measure(model: str, ranks: int, reloads: int, flags: Sequence[str], scratch:
         for reply in replies:
             assert reply["success"] and reply["modules"], dump(reply)
         phases = [median(reply["seconds"][phase] for reply in replies) for phase in PHASES]
-        return [*phases, median(waits), decode_step(server), loss(server)]
+        step = decode_step(server)
+        return [*phases, median(waits), step, loss(server, min(LONGEST, max(STEPS, round(LASTING_S / step))))]
     finally:
         server.stop()
 
@@ -91,7 +97,7 @@ def measure(model: str, ranks: int, reloads: int, flags: Sequence[str], scratch:
 def decode_step(server: Server) -> float:
     """Seconds of one step with one request."""
     once = median(timed(lambda: first_token(server)) for _ in range(5))
-    many = median(timed(lambda: answer(server)) for _ in range(5))
+    many = median(timed(lambda: answer(server, STEPS)) for _ in range(5))
     return (many - once) / (STEPS - 1)
 
 
@@ -100,15 +106,15 @@ def first_token(server: Server) -> None:
     server.complete("Hello", max_tokens=1)
 
 
-def answer(server: Server) -> None:
-    """Let one request run for all steps."""
-    server.complete("Hello", max_tokens=STEPS, ignore_eos=True)
+def answer(server: Server, steps: int) -> None:
+    """Let one request run for so many steps."""
+    server.complete("Hello", max_tokens=steps, ignore_eos=True)
 
 
-def loss(server: Server) -> float:
-    """Seconds from the kill of the last rank, while a request runs, to the end of that request."""
+def loss(server: Server, steps: int) -> float:
+    """Seconds from the kill of the last rank, while a request of so many steps runs, to the end of that request."""
     ranks = [pid for pid, line in server.processes().items() if "tokenspeed.rank" in line]
-    request = threading.Thread(target=answer, args=(server,))
+    request = threading.Thread(target=answer, args=(server, steps))
     request.start()
     server.wait_for_running()
     started = time.perf_counter()

@@ -5,14 +5,17 @@ Starting a process with torch takes seconds, so that the tests of a session shar
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,9 @@ from tokenspeed.runtime.protocol.calls import Stop, Submit, ToEngine
 from tokenspeed.runtime.protocol.message import Message
 from tokenspeed.runtime.protocol.reports import Outputs, Ready, RequestOutput, Starting
 from tokenspeed.runtime.protocol.sampling import SamplingParams
+
+GRACE_S = 30.0
+"""Seconds that the others get once one rank has failed."""
 
 
 @dataclass
@@ -77,7 +83,12 @@ class RankProcesses:
             end.close()
         for process in self._processes:
             process.join(PATIENCE)
+        self.kill()
+
+    def kill(self) -> None:
+        for process in self._processes:
             process.kill()
+            process.join()
 
     def run(
         self, ranks: int, config: Config, rounds: Sequence[Sequence[ToEngine]] = (), change: str = ""
@@ -89,7 +100,34 @@ class RankProcesses:
             encoded = [[msgspec.msgpack.encode(message) for message in messages] for messages in rounds]
             for end in self._ends[:ranks]:
                 end.send(Job(spread, Path(run_dir), encoded, change))
-            return [end.recv() for end in self._ends[:ranks]]
+            return self._told(ranks)
+
+    def _told(self, ranks: int) -> list[Told]:
+        """What the ranks say. One that says nothing in time shows its stacks, and all are started anew."""
+        told: dict[int, Told] = {}
+        numbers = {end: rank for rank, end in enumerate(self._ends[:ranks])}
+        deadline = time.monotonic() + PATIENCE
+        while len(told) < ranks and (left := deadline - time.monotonic()) > 0:
+            for end in wait([end for end, rank in numbers.items() if rank not in told], left):
+                assert isinstance(end, Connection)
+                told[numbers[end]] = found = end.recv()
+                if found.error:  # the others may wait for it for ever
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        silent = [rank for rank in range(ranks) if rank not in told]
+        if silent:
+            for rank in silent:
+                os.kill(self._pid(rank), signal.SIGUSR1)
+            time.sleep(1)
+            self.kill()
+            self.start()
+        return [
+            told.get(rank, Told(error=f"rank {rank} said nothing; its stacks are in stderr")) for rank in range(ranks)
+        ]
+
+    def _pid(self, rank: int) -> int:
+        pid = self._processes[rank].pid
+        assert pid is not None
+        return pid
 
     def generate(
         self, ranks: int, config: Config, prompts: Sequence[list[int]], sampling: SamplingParams
@@ -135,6 +173,7 @@ class FedStream(FrontStream):
 
 def serve(rank: int, end: Connection) -> None:
     """The life of one process."""
+    faulthandler.register(signal.SIGUSR1)
     while True:
         try:
             job = end.recv()
@@ -157,6 +196,7 @@ def serve(rank: int, end: Connection) -> None:
 def work(rank: int, job: Job, told: Told) -> None:
     from tokenspeed.offline.engine import LocalOutbox
     from tokenspeed.runtime.engine.process import build
+    from tokenspeed.runtime.engine.startup import Startup
 
     channel = Channel(rank, job.config.parallel.tensor_parallel_size, job.run_dir)
     outbox = LocalOutbox(rank, job.run_dir)
@@ -169,20 +209,23 @@ def work(rank: int, job: Job, told: Told) -> None:
     before = own_memory()
     channel.open()
     try:
-        loop = build(job.config, channel, stream, outbox, None, digest)
+        startup = Startup(job.config, channel, outbox)
+        loop = build(startup, stream, None, digest)
         told.num_blocks = loop.executor.pool.usable_blocks
         told.weight_bytes = loop.executor.model.weight_bytes(loop.executor.hidden.dtype)
         told.memory = own_memory() - before
         loop.run()
         told.sent = [message for message in outbox.take() if not isinstance(message, Starting | Ready)]
+        startup.close()
     finally:
         channel.close()
 
 
 def clean_up() -> None:
-    from tokenspeed.runtime.distributed.world import leave
+    from torch import distributed
 
-    leave()
+    if distributed.is_initialized():  # the job failed
+        distributed.destroy_process_group()
     gc.unfreeze()  # start-up froze its objects
     gc.collect()
 

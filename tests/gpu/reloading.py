@@ -58,9 +58,11 @@ class Program:
         from tests.engine import MemoryOutbox, MemoryStream
         from tokenspeed.runtime.distributed.channel import Channel
         from tokenspeed.runtime.engine.process import build
+        from tokenspeed.runtime.engine.startup import Startup
 
         self.stream, self.outbox = MemoryStream(), MemoryOutbox()
-        self.loop = build(self.config, Channel(0, 1, self.scratch), self.stream, self.outbox, reloader)  # type: ignore[arg-type]
+        startup = Startup(self.config, Channel(0, 1, self.scratch), self.outbox)  # type: ignore[arg-type]
+        self.loop = build(startup, self.stream, reloader)
 
     def submit(self, tag: str, tokens: int = 24) -> None:
         """Queue every prompt."""

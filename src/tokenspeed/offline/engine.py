@@ -18,6 +18,7 @@ from tokenspeed.runtime.engine.directives import Directive, StreamMessage
 from tokenspeed.runtime.engine.loop import EngineLoop
 from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.engine.process import build
+from tokenspeed.runtime.engine.startup import Startup
 from tokenspeed.runtime.protocol.calls import ToEngine
 from tokenspeed.runtime.protocol.message import Message
 from tokenspeed.runtime.protocol.reports import Ready
@@ -68,8 +69,8 @@ class LocalEngine:
         """See `Engine`."""
         self._outbox = LocalOutbox(0, self._run_dir)
         self._stream = LocalStream()
-        channel = Channel(0, 1, self._run_dir)
-        self._loop: EngineLoop | None = build(self._config, channel, self._stream, self._outbox, self._reloader)
+        startup = Startup(self._config, Channel(0, 1, self._run_dir), self._outbox)
+        self._loop: EngineLoop | None = build(startup, self._stream, self._reloader)
         return next(message.info for message in self._outbox.take() if isinstance(message, Ready))
 
     def send(self, message: ToEngine) -> None:

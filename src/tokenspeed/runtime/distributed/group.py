@@ -106,6 +106,13 @@ class Group:
         if spare is not None:
             spare.close()
 
+    def close(self) -> None:
+        """Close every communicator. No graph may hold one any more."""
+        self.discard()
+        serving, self.serving = self.serving, None
+        if serving is not None:
+            serving.close()
+
     def _communicator(self, what: str, tensor: torch.Tensor) -> Communicator:
         call = f"{what} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         if self._trying:

@@ -14,6 +14,7 @@ from torch.distributed import FileStore, PrefixStore, Store
 from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.distributed.agreement import Agreement
 from tokenspeed.runtime.distributed.communicator import Communicator
+from tokenspeed.runtime.distributed.errors import RankLost
 from tokenspeed.runtime.distributed.gloo import COLLECTIVE_TIMEOUT, LOOPBACK, MEETING_TIMEOUT, GlooCommunicator
 from tokenspeed.runtime.distributed.group import Group
 from tokenspeed.runtime.distributed.nccl import NcclCommunicator
@@ -107,6 +108,15 @@ class World:
         self.group.discard()
         self.make_spare()
 
+    def leave(self) -> None:
+        """Close all communicators. No graph may hold one any more."""
+        try:
+            self.group.close()
+        except RankLost as error:
+            log.warning("%s; the end of the process will", error)
+        if self.size > 1:
+            torch.distributed.destroy_process_group()
+
     def _communicator(self, meeting_timeout: timedelta = MEETING_TIMEOUT) -> Communicator:
         if self.device.type == "cuda":
             return NcclCommunicator(self._namespace(), self.rank, self.size, self.device)
@@ -115,9 +125,3 @@ class World:
     def _namespace(self) -> Store:
         self._made += 1
         return PrefixStore(f"communicator{self._made}", self._file)
-
-
-def leave() -> None:
-    """End what `World.join` began in torch.distributed."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()

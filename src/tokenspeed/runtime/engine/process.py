@@ -12,7 +12,6 @@ from tokenspeed.errors import TokenSpeedError, cause_of
 from tokenspeed.runtime.config import Config
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.errors import is_victim
-from tokenspeed.runtime.distributed.world import leave
 from tokenspeed.runtime.engine.agreement import StepDigest
 from tokenspeed.runtime.engine.control import ControlQueue
 from tokenspeed.runtime.engine.grammars import Grammars
@@ -53,7 +52,7 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None, generation: int) ->
     outbox.open()
     try:
         channel.open()
-        _serve(config, channel, outbox, reloader, generation)
+        _serve(Startup(config, channel, outbox, generation), reloader)
     except TokenSpeedError as error:
         outbox.failed(str(error), error.exit_code)
         return error.exit_code
@@ -68,37 +67,29 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None, generation: int) ->
     finally:
         outbox.close()
         channel.close()
-    leave()
     return 0
 
 
-def _serve(config: Config, channel: Channel, outbox: Outbox, reloader: Reloader | None, generation: int) -> None:
+def _serve(startup: Startup, reloader: Reloader | None) -> None:
     stream: Stream
     digest = StepDigest()
-    if channel.rank == 0:
-        stream = FrontStream(channel, digest)
+    if startup.channel.rank == 0:
+        stream = FrontStream(startup.channel, digest)
         stream.open()
     else:
-        stream = PeerStream(channel, digest)
-    build(config, channel, stream, outbox, reloader, digest, generation).run()
+        stream = PeerStream(startup.channel, digest)
+    build(startup, stream, reloader, digest).run()
+    startup.close()
 
 
-def build(
-    config: Config,
-    channel: Channel,
-    stream: Stream,
-    outbox: Outbox,
-    reloader: Reloader | None,
-    digest: StepDigest | None = None,
-    generation: int = 0,
-) -> EngineLoop:
+def build(startup: Startup, stream: Stream, reloader: Reloader | None, digest: StepDigest | None = None) -> EngineLoop:
     """Start up one rank and tell the front that it is ready; the caller runs the loop.
 
     Raises:
         TokenSpeedError: with one sentence for the user.
     """
-    startup = Startup(config, channel, outbox, generation)
     startup.run()
+    channel, outbox = startup.channel, startup.outbox
     reload = _forward_reload(startup, channel, outbox, reloader) if reloader is not None else None
     control = ControlQueue(startup.scheduler, outbox, reload)
     profiler = Profiler(channel, outbox, startup.device.type)

@@ -26,6 +26,7 @@ from tokenspeed.runtime.execution.buffers import BatchBuffers, BufferLimits
 from tokenspeed.runtime.execution.capture_plan import plan_capture
 from tokenspeed.runtime.execution.device import missing_parts, pick_device, pick_dtype
 from tokenspeed.runtime.execution.executor import Executor
+from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import GraphBackend
 from tokenspeed.runtime.execution.graphs.cpu import CpuGraphBackend
 from tokenspeed.runtime.execution.graphs.cuda import CudaGraphBackend, open_graph_memory
@@ -73,6 +74,11 @@ class Startup:
         # What start-up made lives as long as the process; later collections need not walk it.
         gc.collect()
         gc.freeze()
+
+    def close(self) -> None:
+        """Drop what was captured, then leave the other ranks; the loop is over."""
+        self.executor.install(Generation(0, {}, {}))
+        self.world.leave()
 
     def _run(self) -> None:
         with self._phase("device") as progress:
