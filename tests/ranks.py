@@ -15,13 +15,13 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, gather
 from tokenspeed.runtime.config import Config, ParallelOptions
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.engine.agreement import StepDigest
@@ -31,9 +31,6 @@ from tokenspeed.runtime.protocol.calls import Stop, Submit, ToEngine
 from tokenspeed.runtime.protocol.message import Message
 from tokenspeed.runtime.protocol.reports import Outputs, Ready, RequestOutput, Starting
 from tokenspeed.runtime.protocol.sampling import SamplingParams
-
-GRACE_S = 30.0
-"""Seconds that the others get once one rank has failed."""
 
 
 @dataclass
@@ -104,15 +101,7 @@ class RankProcesses:
 
     def _told(self, ranks: int) -> list[Told]:
         """What the ranks say. One that says nothing in time shows its stacks, and all are started anew."""
-        told: dict[int, Told] = {}
-        numbers = {end: rank for rank, end in enumerate(self._ends[:ranks])}
-        deadline = time.monotonic() + PATIENCE
-        while len(told) < ranks and (left := deadline - time.monotonic()) > 0:
-            for end in wait([end for end, rank in numbers.items() if rank not in told], left):
-                assert isinstance(end, Connection)
-                told[numbers[end]] = found = end.recv()
-                if found.error:  # the others may wait for it for ever
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        told: dict[int, Told] = gather(self._ends[:ranks], lambda found: found.error)
         silent = [rank for rank in range(ranks) if rank not in told]
         if silent:
             for rank in silent:

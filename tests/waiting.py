@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
 PATIENCE = 240.0
 """Seconds that anything may take that has to come. Far more than it does, since a busy machine is slow."""
+
+GRACE_S = 30.0
+"""Seconds that other processes get once one has failed, for which they may wait for ever."""
 
 
 def until(condition: Callable[[], Value], what: Callable[[], str] = lambda: "it never came true") -> Value:
@@ -19,3 +23,16 @@ def until(condition: Callable[[], Value], what: Callable[[], str] = lambda: "it 
         assert time.monotonic() < deadline, what()
         time.sleep(0.02)
     return value
+
+
+def gather(ends: Sequence[Connection], failed: Callable[[Any], object]) -> dict[int, Any]:
+    """The message of each process, by the index of its end; those that say nothing in time are missing."""
+    told: dict[int, Any] = {}
+    deadline = time.monotonic() + PATIENCE
+    while len(told) < len(ends) and (left := deadline - time.monotonic()) > 0:
+        for end in wait([end for index, end in enumerate(ends) if index not in told], left):
+            assert isinstance(end, Connection)
+            message = told[ends.index(end)] = end.recv()
+            if failed(message):
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+    return told

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -41,7 +43,14 @@ def main() -> int:
 
     from tokenspeed.runtime.engine.process import run
 
-    return run(args.run_dir, args.rank, reloader, generation)
+    exit_code = run(args.run_dir, args.rank, reloader, generation)
+    if exit_code:
+        # Communicators whose other ranks are gone, and graphs that hold them, can block the interpreter's end.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    return exit_code
 
 
 def install_reloader(run_dir: Path, kept: Mapping[str, Origin]) -> Reloader | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
+import os
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -12,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.waiting import gather
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.errors import culprit, is_victim
 from tokenspeed.runtime.distributed.vote import Ballot, Verdict, Vote
@@ -69,6 +74,11 @@ class TrialRank:
         self.world.renew_spare()
         self.serve()
 
+    def close(self) -> None:
+        del self.graph
+        self.world.leave()
+        self.channel.close()
+
     def run(self) -> None:
         self.open()
         self.serve()
@@ -76,6 +86,7 @@ class TrialRank:
         self.fails(self.fail_while_the_other_waits_on_the_host)
         self.fails(self.leave_the_other_stuck_on_the_device)
         self.commit()
+        self.close()
 
     def fail_before(self) -> None:
         if self.rank == 1:
@@ -107,6 +118,7 @@ class TrialRank:
 
 
 def live(rank: int, run_dir: Path, end: Connection) -> None:
+    faulthandler.register(signal.SIGUSR1)
     try:
         TrialRank(rank, run_dir).run()
         end.send("")
@@ -125,8 +137,10 @@ def test_the_graphs_that_serve_outlive_every_failed_trial() -> None:
             processes[-1].start()
             there.close()
             ends.append(here)
-        try:
-            assert [end.recv() for end in ends] == ["", ""]
-        finally:
-            for process in processes:
-                process.kill()
+        told = gather(ends, bool)
+        for rank, process in enumerate(processes):
+            if rank not in told and process.pid is not None:
+                os.kill(process.pid, signal.SIGUSR1)
+                time.sleep(1)  # it writes its stacks
+            process.kill()
+        assert told == {0: "", 1: ""}
