@@ -111,7 +111,7 @@ class TrialRank:
         graphs: list[torch.cuda.CUDAGraph] = []
         assert self.phase(lambda: graphs.append(self.capture())).failed is None
         self.graph = graphs.pop()
-        self.world.promote({})
+        self.world.group.promote({})
         assert self.world.why_no_spare is None
         self.serve()
         self.fails(self.leave_the_other_stuck_on_the_device)

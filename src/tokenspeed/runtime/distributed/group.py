@@ -85,17 +85,15 @@ class Group:
                 self._trying = False
 
     def promote(self, calls: Mapping[str, list[str]]) -> None:
-        """Let the spare serve, and close what served: no graph may hold that any more.
+        """Let the spare serve. What served is the next spare: nothing failed on it, and no graph may hold it any more.
 
         Args:
             calls: what the new code called in each phase.
         """
         if self.spare is None:
             return
-        before, self.serving, self.spare = self.serving, self.spare, None
+        self.serving, self.spare = self.spare, self.serving
         self._known.update(calls)
-        if before is not None:
-            before.close()
 
     def discard(self) -> None:
         """Close what a trial has used, which frees the peers that wait there. No graph may hold the spare any more."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -97,11 +96,6 @@ class World:
         except RuntimeError as error:
             self._why = str(error).splitlines()[0]
             log.warning("no spare communicator could be made: %s", error)
-
-    def promote(self, calls: Mapping[str, list[str]]) -> None:
-        """Let the spare serve, as `Group.promote` does, and make another one."""
-        self.group.promote(calls)
-        self.make_spare()
 
     def renew_spare(self) -> None:
         """Close what a trial may have left in any state, and make it anew. No graph may hold it any more."""

@@ -144,7 +144,7 @@ class ForwardReload:
             return self._failed(call, error)
         self.status("committing", call, "")
         self.executor.install(generation)
-        self.world.promote(attempt.calls)
+        self.world.group.promote(attempt.calls)
         self.scheduler.reseed_cache(generation.number, self.weight_version)
         report = attempt.commit()
         strays = self.reloader.strays()
