@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -262,9 +263,8 @@ def test_a_request_that_only_the_edited_code_dies_of_ends_alone(pair: Server) ->
         body = {"model": pair.served, "prompt": "a b c d " * 110, "max_tokens": 4}
         reply = HTTP.post(f"{pair.url}/v1/completions", json=body, timeout=300)
         assert reply.status_code == 500, reply.text
-        assert "lost twice while this request ran" in reply.text
+        assert re.search(r"the ranks were lost [234] times while this request ran \(", reply.text), reply.text
         assert wait(asked) == [expected] * 4
-    # Twice with the others, where these got no token in between either; then twice alone.
     assert before + 2 <= pair.metric(REPLACEMENTS) <= before + 4
 
 

@@ -26,15 +26,15 @@ class Definitions:
         self._keys: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
         self._bytes = 0
 
-    def define(self, grammar: Grammar, compiled: bytes) -> Grammar:
-        """The grammar as a request to the ranks names it; they know it when this returns."""
+    def define(self, grammar: Grammar, compiled: bytes, request_id: str = "") -> Grammar:
+        """The grammar as a request to the ranks, that with `request_id`, names it; they know it when this returns."""
         source = (grammar.kind, grammar.text)
         if source in self._keys:
             self._keys.move_to_end(source)
         else:
             self._keys[source] = next(self._numbers), len(compiled)
             self._bytes += len(compiled)
-            self._send(DefineGrammar(key=self._keys[source][0], compiled=compiled))
+            self._send(DefineGrammar(key=self._keys[source][0], compiled=compiled, request_id=request_id))
             self._forget_oldest()
         return Grammar(kind=grammar.kind, text=grammar.text, key=self._keys[source][0])
 

@@ -108,7 +108,7 @@ class Calls:
                 self.answer(CallReply(call=message.call, body=call.committed))
             elif isinstance(message, Reload) and status is not None and _runs(message, status):
                 self.answer(CallReply(call=message.call, body=_cut_short(message, error, status)))
-            elif isinstance(message, StopProfile):
+            elif isinstance(message, StartProfile | StopProfile):
                 sentence = f"the profile is lost with the ranks that recorded it ({error}); start another one"
                 body = {"success": False, "code": "failed", "message": sentence, "error": sentence}
                 self.answer(CallReply(call=message.call, body=body))
@@ -133,7 +133,7 @@ def _runs(message: Reload, status: ReloadStatus) -> bool:
 def _cut_short(message: Reload, error: EngineLost, status: ReloadStatus) -> Body:
     """The reply of a reload that ran when the ranks were lost: other ranks serve the code from before it."""
     # What is being undone says which phase had failed.
-    phase = status.detail if status.state == "undoing" else PHASES[status.state]
+    phase = (status.state == "undoing" and status.detail) or PHASES[status.state]
     body = reload_failure(message.id, "failed", phase, str(error), rank=error.rank)
     place = f" ({error.file}:{error.line})" if error.file else ""
     body |= {"file": error.file, "line": error.line, "text": error.text, "trace": [], "undone": True}

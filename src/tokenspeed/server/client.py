@@ -12,6 +12,7 @@ import msgspec
 
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.grammar.definitions import Definitions
+from tokenspeed.runtime.protocol.blackbox import Work
 from tokenspeed.runtime.protocol.cache import CacheEvents, CacheSnapshot
 from tokenspeed.runtime.protocol.calls import Abort, Continue, LoadGrammars, Pause, Ping, Stop, Submit, ToEngine
 from tokenspeed.runtime.protocol.reports import (
@@ -37,6 +38,8 @@ from tokenspeed.server.streams import TokenStream
 from tokenspeed.server.suspects import Suspects
 
 log = logging.getLogger(__name__)
+
+NOTHING = Work()
 
 
 class EngineClient:
@@ -69,7 +72,7 @@ class EngineClient:
         self.cache_events = CacheEventHub(self._send)
         self._streams: dict[str, tuple[TokenStream, Timing]] = {}
         self._calls = Calls()
-        self._suspects = Suspects(self._submit)
+        self._suspects = Suspects(self._submit, self._give)
         self._link: Link | None = None
         self._unavailable: EngineUnavailable | None = EngineUnavailable(
             "the engine is still starting; try again when it is ready"
@@ -92,26 +95,28 @@ class EngineClient:
         self.cache_events.begin_again()
         if self.loads.paused:
             self._send(Pause(call=self._calls.number()))
+        # A pause lets run what was admitted, and nothing else.
+        self._suspects.begin([entry for entry in self.journal if entry.admitted or not self.loads.paused])
+
+    def _give(self) -> None:
+        """Give the ranks all that they have not got yet."""
         for entry in self.journal:
-            if entry.admitted and not entry.suspect:
+            if entry.admitted and not entry.given:
                 self._submit(entry)
-        self._suspects.begin(entry for entry in self.journal if entry.suspect)
         # A drain that begins anew waits for what ran before, and holds what did not.
         for call in self._calls.again():
             self._send(call)
         for entry in self.journal:
-            if not entry.admitted:
+            if not entry.given:
                 self._submit(entry)
 
-    def lose(self, error: EngineLost) -> None:
-        """The ranks are gone: end what cannot go on, and keep the rest for others."""
+    def lose(self, error: EngineLost, work: Work = NOTHING) -> None:
+        """The ranks are gone, and left word of their `work`: end what cannot go on, and keep the rest for others."""
         self._link, self._unavailable = None, EngineUnavailable(f"the ranks are being replaced: {error}")
-        self._suspects.clear()
-        self._calls.lose(error, self._reload_status)
-        culprit = self.journal.lose()
-        if culprit is not None:
-            sentence = f"the ranks were lost twice while this request ran, and it got no token in between ({error})"
-            self._fail_request(culprit.request_id, TokenSpeedError(sentence))
+        self._calls.lose(error, self._where_it_stood(work))
+        for guilty in self._suspects.lose(self.journal.lose(work), self.journal):
+            sentence = f"the ranks were lost {len(guilty.losses)} times while this request ran ({error})"
+            self._fail_request(guilty.request_id, TokenSpeedError(sentence))
         for entry in list(self.journal):
             if entry.aborted:
                 self._take(_aborted(entry))
@@ -130,6 +135,14 @@ class EngineClient:
         )
         self._take_status(ReloadStatus(state="idle", generation=loads.generation))
         self._changed.set()
+
+    def _where_it_stood(self, work: Work) -> ReloadStatus | None:
+        """The reload that the ranks were at. What they said last of it may have been lost with them."""
+        told = self._reload_status
+        if work.reload is None or self.reloading:
+            return told
+        call_id, state = work.reload
+        return ReloadStatus(state=state, generation=self.loads.generation, id=call_id)
 
     # ---- requests ----
 
@@ -163,7 +176,7 @@ class EngineClient:
             self.journal.accept(entry)
             timing = Timing(time.monotonic(), len(entry.prompt), entry.sampling.max_new_tokens)
             self._streams[entry.request_id] = stream, timing
-            if self._link is not None:
+            if self._takes_all:
                 self._submit(entry)
 
     def leave(self, request_id: str) -> None:
@@ -177,11 +190,11 @@ class EngineClient:
         """End the requests with this id; their clients get what there is. False when there are none."""
         named = [entry for entry in self.journal.unfinished() if entry.client_id == client_id]
         for entry in named:
-            if self._link is None or entry in self._suspects:
-                self._take(_aborted(entry))
-            else:
+            if entry.given:
                 entry.aborted = True
                 self._send(Abort(request_id=entry.request_id))
+            else:
+                self._take(_aborted(entry))
         return bool(named)
 
     # ---- control ----
@@ -194,7 +207,8 @@ class EngineClient:
         """
         self.check_open()
         call = self._calls.open(kind, **fields)
-        self._send(call.message)
+        if self._takes_all:
+            self._send(call.message)
         try:
             return await call.reply
         finally:
@@ -300,16 +314,17 @@ class EngineClient:
                 self._metrics.finished(step.finish_reason, timing, now)
                 if output.finish_reason is None:
                     self._abandon(output.request_id)
+        entry = self.journal.get(output.request_id)
         if output.finish_reason is not None:
             self._end(output.request_id)
-        else:
-            self._suspects.acquit(output.request_id)
+        elif entry is not None:
+            self._suspects.progress(entry)
 
     def _end(self, request_id: str) -> None:
         entry = self.journal.get(request_id)
         self.journal.end(request_id)
         if entry is not None:
-            self._suspects.drop(entry)
+            self._suspects.end(entry)
 
     def _take_loads(self, loads: Loads) -> None:
         self.loads = loads
@@ -317,9 +332,10 @@ class EngineClient:
 
     def _submit(self, entry: Entry) -> None:
         """Give the ranks a request with its tokens so far."""
+        entry.given, entry.had = True, len(entry.tokens)
         sampling = entry.sampling
         if sampling.grammar is not None and entry.compiled is not None:
-            known = self._definitions.define(sampling.grammar, entry.compiled)
+            known = self._definitions.define(sampling.grammar, entry.compiled, entry.request_id)
             sampling = msgspec.structs.replace(sampling, grammar=known)
         self._send(
             Submit(
@@ -334,7 +350,7 @@ class EngineClient:
 
     def _abandon(self, request_id: str) -> None:
         entry = self.journal.get(request_id)
-        if self._link is None or entry in self._suspects:
+        if entry is not None and not entry.given:
             self._end(request_id)
         elif self.journal.abandon(request_id):
             self._send(Abort(request_id=request_id))
@@ -350,6 +366,11 @@ class EngineClient:
     def _holds_all(self) -> bool:
         """Whether the engine is paused and nothing runs, so that nothing ends before somebody ends the pause."""
         return self.loads.paused and not self.loads.running
+
+    @property
+    def _takes_all(self) -> bool:
+        """Whether there are ranks, and no suspects that have to run alone."""
+        return self._link is not None and not self._suspects.trying
 
     @property
     def reloading(self) -> bool:

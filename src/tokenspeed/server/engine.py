@@ -105,8 +105,7 @@ class Engine:
         where = f" at {lost.file}:{lost.line}" if lost.file else ""
         log.warning("%s%s; the ranks are replaced, %d request(s) are kept", lost, where, len(self._client.journal))
         begun = time.monotonic()
-        await dead.end()
-        self._client.lose(lost)
+        self._client.lose(lost, await dead.end())
         failures: list[TokenSpeedError] = []
         while len(failures) < TRIES:
             incarnation = self._begin(config, _log_starting)

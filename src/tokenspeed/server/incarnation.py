@@ -13,6 +13,7 @@ import msgspec
 
 from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.config import Config
+from tokenspeed.runtime.protocol.blackbox import Work, read_work
 from tokenspeed.runtime.protocol.reports import Failed, Ready, Starting, ToFront
 from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.committed import CommittedCode
@@ -95,8 +96,8 @@ class Incarnation:
         """Let the processes leave for `timeout` seconds, then kill them. Raises as `Ranks.join` does."""
         await self._ranks.join(timeout)
 
-    async def end(self) -> None:
-        """Kill what is left and remove every trace. Raises as `Ranks.join` does."""
+    async def end(self) -> Work:
+        """Kill what is left and remove every trace; what the ranks worked on. Raises as `Ranks.join` does."""
         await self._ranks.kill()
         if self._tasks:
             for task in self._tasks:
@@ -104,7 +105,9 @@ class Incarnation:
             await asyncio.wait(self._tasks)
             self._tasks.clear()
             self.link.close()
+        work = read_work(self._directory, self._config.parallel.tensor_parallel_size)
         shutil.rmtree(self._directory, ignore_errors=True)
+        return work
 
     async def _first(self, *others: asyncio.Future[EngineInfo]) -> None:
         """Wait for the loss or for one of `others`; a fault of the front is raised."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tokenspeed.runtime.protocol.blackbox import Work
 from tokenspeed.runtime.protocol.reports import TokenLogprobs
 from tokenspeed.runtime.protocol.sampling import SamplingParams
 
@@ -31,19 +32,20 @@ class Entry:
     """The compiled form of its grammar."""
     admitted: bool = False
     """Its computation has begun, so that a pause or a reload waits for its end and does not hold it."""
+    given: bool = False
+    """The ranks that are there now have got it."""
+    had: int = 0
+    """Tokens that it had then."""
     running: bool = False
-    """The same of the ranks that are there now."""
-    losses: int = 0
-    """How often ranks were lost while it ran, since its last token."""
+    """They compute it, or are just taking it in."""
+    losses: set[int] = field(default_factory=set)
+    """The losses of ranks that it was there at and that no other request explains, by number."""
+    cleared: bool = False
+    """It has run alone since, and nothing happened."""
     aborted: bool = False
     """The engine was told to end it."""
     abandoned: bool = False
     """Nobody waits for more: it is kept only until the engine says that it ended, and never resubmitted."""
-
-    @property
-    def suspect(self) -> bool:
-        """Whether it may be what the ranks are lost of, so that no other such request should run beside it."""
-        return self.losses > 1
 
 
 class Journal:
@@ -62,7 +64,6 @@ class Journal:
         """Add what one step produced; ignored when the request is not open."""
         entry = self._entries.get(request_id)
         if entry is not None and not entry.abandoned:
-            entry.losses = 0
             entry.tokens.extend(tokens)
             entry.logprobs.extend(logprobs)
             entry.cached_tokens = max(entry.cached_tokens, cached_tokens)
@@ -73,18 +74,14 @@ class Journal:
         if entry is not None:
             entry.admitted = entry.running = True
 
-    def lose(self) -> Entry | None:
-        """The ranks are lost: the one request that has to be the cause, if it can be told.
-
-        It is the only one that ran each time when that happened twice, with no token for it in between.
-        """
-        suspects: list[Entry] = []
-        for entry in self._entries.values():
-            entry.losses += entry.running
-            if entry.running and entry.suspect:
-                suspects.append(entry)
-            entry.running = False
-        return suspects[0] if len(suspects) == 1 else None
+    def lose(self, work: Work) -> list[Entry]:
+        """The ranks are lost, and `work` is what they left word of: the requests that were running."""
+        for request_id in work.ran:
+            self.admit(request_id)
+        ran = [entry for entry in self if entry.running or entry.request_id in work.taken]
+        for entry in self:
+            entry.given = entry.running = False
+        return ran
 
     def abandon(self, request_id: str) -> bool:
         """Note that nobody waits for the request any more; true when that was not known before."""

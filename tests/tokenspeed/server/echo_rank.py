@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from tokenspeed.runtime.protocol.blackbox import BlackBox
 from tokenspeed.runtime.protocol.cache import CacheSnapshot
 from tokenspeed.runtime.protocol.calls import (
     Abort,
@@ -99,6 +100,8 @@ class EchoEngine:
         self.generation = 1
         self.steps = 0
         self.received = (run_dir.parent / "received.jsonl").open("ab", buffering=0)
+        self.blackbox = BlackBox(0, run_dir)
+        self.blackbox.open()
         self.context = zmq.Context()
         self.source = self.context.socket(zmq.PULL)
         self.source.connect(f"ipc://{run_dir}/to_rank0")
@@ -185,16 +188,15 @@ class EchoEngine:
             time.sleep(0.01)
             return
         self.steps += 1
-        self.send(Admitted(request_ids=[name for name, request in self.running.items() if not request.started]))
+        admitted = [name for name, request in self.running.items() if not request.started]
+        self.blackbox.runs(admitted)
+        self.send(Admitted(request_ids=admitted))
         for request in self.running.values():
             request.started = True
         time.sleep(self.behaviour.step_seconds)
         prompts = [request.submit.prompt for request in self.running.values()]
         if any(self.behaviour.poison in prompt for prompt in prompts):
-            self.source.close()
-            self.sink.close()
-            self.context.term()  # once `Admitted` is sent
-            os._exit(9)
+            os._exit(9)  # with `Admitted` perhaps not sent
         if any(self.behaviour.broken in prompt for prompt in prompts):
             broken = [name for name, r in self.running.items() if self.behaviour.broken in r.submit.prompt]
             self.send(StepFailed(request_ids=broken, error="the forward pass failed with OSError: broken"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,8 +35,7 @@ def body(call: OpenCall) -> dict[str, Any]:
 
 async def test_what_has_no_trace_in_the_ranks_is_asked_again_in_order() -> None:
     calls = Calls()
-    profile = {"profile_id": "p", "output_dir": "/tmp"}
-    opened = [calls.open(kind) for kind in (Pause, FlushCache, Continue)] + [calls.open(StartProfile, **profile)]
+    opened = [calls.open(kind) for kind in (Pause, FlushCache, Continue)]
     calls.lose(LOST, None)
     assert calls.again() == [call.message for call in opened]
 
@@ -86,9 +86,10 @@ async def test_a_reload_that_has_committed_says_so_though_its_reply_was_on_the_w
     assert calls.again() == []
 
 
-async def test_a_profile_that_was_to_end_is_lost() -> None:
+@pytest.mark.parametrize("kind", [partial(StartProfile, profile_id="p", output_dir="/tmp"), StopProfile])
+async def test_a_profile_that_was_to_begin_or_to_end_is_lost(kind: Any) -> None:
     calls = Calls()
-    call = calls.open(StopProfile)
+    call = calls.open(kind)
     assert calls.slow
     calls.lose(LOST, None)
     assert not body(call)["success"]

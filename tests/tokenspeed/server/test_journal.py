@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenspeed.runtime.protocol.blackbox import Work
 from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.server.journal import Entry, Journal
 
@@ -44,41 +45,17 @@ def test_an_abandoned_request_takes_no_more_tokens_and_goes_when_the_engine_ends
     assert len(journal) == 0
 
 
-def lose(journal: Journal, *running: str) -> str | None:
-    """Ranks that ran these requests are lost; whose fault that is."""
-    for name in running:
-        journal.admit(name)
-    culprit = journal.lose()
-    return None if culprit is None else culprit.request_id
-
-
-def test_a_request_that_alone_ran_at_two_losses_in_a_row_is_to_blame() -> None:
+def test_what_ran_is_told_by_what_came_and_by_what_was_left() -> None:
     journal = Journal()
-    for name in "abc":
+    for name in "abcd":
         journal.accept(entry(name))
-    assert lose(journal, "a", "b") is None
-    assert lose(journal, "a") == "a"
-    assert lose(journal, "b", "c") == "b"
-
-
-def test_of_several_suspects_none_is_to_blame_until_one_of_them_ran_without_the_others() -> None:
-    journal = Journal()
-    for name in "abc":
-        journal.accept(entry(name))
-    lose(journal, "a", "b", "c")
-    assert lose(journal, "a", "b") is None
-    assert [kept.request_id for kept in journal if kept.suspect] == ["a", "b"]
-    assert lose(journal, "b", "c") is None, "c has become a suspect as well"
-    assert lose(journal, "c") == "c"
-
-
-def test_a_token_clears_a_request() -> None:
-    journal = Journal()
-    journal.accept(entry("a"))
-    lose(journal, "a")
-    journal.record("a", [4], 0)
-    assert lose(journal, "a") is None
-    assert lose(journal, "a") == "a"
+        journal.get(name).given = True  # type: ignore[union-attr]
+    journal.admit("a")
+    work = Work(ran=frozenset({"b", "of an answer that has ended"}), taken=frozenset({"c"}))
+    assert [kept.request_id for kept in journal.lose(work)] == ["a", "b", "c"]
+    assert [kept.request_id for kept in journal if kept.admitted] == ["a", "b"]
+    assert not any(kept.given or kept.running for kept in journal)
+    assert journal.lose(Work()) == []
 
 
 def test_unknown_ids_are_ignored() -> None:

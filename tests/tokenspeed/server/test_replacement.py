@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer
 
 from tests.waiting import PATIENCE
 from tokenspeed.runtime.config import Config, ModelOptions, ParallelOptions, ReloadOptions
+from tokenspeed.server.suspects import PROOF
 
 Start = Callable[..., Any]
 Ask = Callable[..., pb.GenerateRequest]
@@ -49,8 +51,11 @@ class Engine:
             await asyncio.sleep(0.01)
 
     async def replacements(self) -> int:
+        return await self.metric("rank_replacements_total")
+
+    async def metric(self, name: str) -> int:
         lines = (await self.control.get("/metrics")).text.splitlines()
-        return int(next(float(line.split()[-1]) for line in lines if "rank_replacements_total{" in line))
+        return int(next(float(line.split()[-1]) for line in lines if f"{name}{{" in line))
 
     async def run(self, request: pb.GenerateRequest) -> pb.GenerateComplete:
         *_, last = [response async for response in self.stub.Generate(request)]
@@ -167,14 +172,13 @@ async def test_a_request_that_kills_its_ranks_ends_and_no_other(
     async with serving(poison=poison, step_seconds=0.01) as engine:
         others = [asyncio.create_task(engine.run(generate_request("abc" * 60))) for _ in range(3)]
         await engine.until(lambda: len(engine.front.received("Submit")) == 3)
-        await asyncio.sleep(0.2)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await engine.run(generate_request("boo!"))
         assert caught.value.code() == grpc.StatusCode.INTERNAL
-        assert "lost twice while this request ran" in str(caught.value.details())
+        assert re.match(r"the ranks were lost [234] times while this request ran \(", str(caught.value.details()))
         for answer in await asyncio.gather(*others):
             assert spoken(list(answer.output_ids), tokenizer) == "abc" * 60
-        assert await engine.replacements() <= 3
+        assert 2 <= await engine.replacements() <= 4
         assert (await engine.run(generate_request("fine"))).finish_reason == "stop"
 
 
@@ -271,20 +275,21 @@ async def test_subscribers_of_the_cache_hear_that_it_is_empty(serving: Callable[
         assert kinds[kinds.index("WatchCache") + 1 :].index("WatchCache") == 0 or "Submit" not in kinds
 
 
-async def test_nothing_is_left_of_lost_ranks(
-    serving: Callable[..., Any], generate_request: Ask, tokenizer: Tokenizer
-) -> None:
-    async with serving(step_seconds=0.005) as engine:
+async def test_nothing_is_left_of_lost_ranks(serving: Callable[..., Any], generate_request: Ask) -> None:
+    async with serving(step_seconds=0.005, **ENDLESS) as engine:
         process = psutil.Process(engine.front.process.pid)
-        call = asyncio.create_task(engine.run(generate_request("abcd" * 50)))
+        call = engine.stub.Generate(generate_request("abcd", ignore_eos=True))
         found = []
         for _ in range(6):
+            before = await engine.metric("vllm:generation_tokens_total")
+            while await engine.metric("vllm:generation_tokens_total") < before + PROOF:
+                await asyncio.sleep(0.01)  # what gets on is not taken for the cause
             await engine.kill()
             children = len(process.children(recursive=True))
             found.append(
                 (process.num_fds(), process.num_threads(), children, len(list(engine.front.run_dir.iterdir())))
             )
         assert found[-1] == found[-3], found
-        assert spoken(list((await call).output_ids), tokenizer) == "abcd" * 50
+        call.cancel()
     assert engine.front.stop() == 0
     assert not [path for path in engine.front.run_dir.iterdir() if path.is_dir()]

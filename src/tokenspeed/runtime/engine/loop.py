@@ -18,6 +18,7 @@ from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.stream import Stream
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.pending import PendingStep
+from tokenspeed.runtime.protocol.blackbox import BlackBox
 from tokenspeed.runtime.protocol.cache import CacheEvents, CacheSnapshot
 from tokenspeed.runtime.protocol.calls import (
     Abort,
@@ -54,7 +55,8 @@ class Flight(NamedTuple):
 class EngineLoop:
     """Drives scheduler, control queue and executor in lockstep with the other ranks.
 
-    `digest` takes in every step, where there are other ranks to compare it with.
+    `digest` takes in every step, where there are other ranks to compare it with. `blackbox` is open where somebody
+    may read it.
     With `overlap` one step stays in flight while the next is prepared. What a step's ids end is then noticed one
     step late, and what that step computed for an ended request is dropped.
     """
@@ -70,6 +72,7 @@ class EngineLoop:
         profiler: Profiler,
         grammars: Grammars,
         digest: StepDigest | None = None,
+        blackbox: BlackBox | None = None,
         *,
         overlap: bool = False,
     ):
@@ -82,6 +85,7 @@ class EngineLoop:
         self.profiler = profiler
         self.grammars = grammars
         self.digest = digest
+        self.blackbox = blackbox or BlackBox(channel.rank, channel.run_dir)
         self.overlap = overlap
         self._flight: Flight | None = None
         self._watch: IndexWatch | None = None
@@ -131,12 +135,20 @@ class EngineLoop:
         with self.executor.ranges("schedule"):
             batch = self.scheduler.schedule()
         if admitted := self.scheduler.take_admitted():
+            self._note(admitted)
             self.outbox.send(Admitted(request_ids=admitted))
         launched = self._launch(batch) if batch is not None else None
         self._commit()
         self._flight = launched
         if not self.overlap:
             self._commit()
+
+    def _note(self, admitted: list[str]) -> None:
+        """Leave word of what is about to be computed, in case that ends this process."""
+        if self.blackbox.full:
+            self.blackbox.open()
+            admitted = self.scheduler.running_ids
+        self.blackbox.runs(admitted)
 
     def _launch(self, batch: Batch) -> Flight | None:
         """Start one step. Edited code may fail in a batch that warm-up did not run: its requests end, no others."""
@@ -200,12 +212,14 @@ class EngineLoop:
     def _handle(self, message: StreamMessage) -> None:
         match message:
             case Submit():
-                self.control.submitted(message.request_id)
-                self.control.publish(self._submit(message))
+                with self.blackbox.taking(message.request_id):
+                    self.control.submitted(message.request_id)
+                    self.control.publish(self._submit(message))
             case LoadGrammars():
                 self.grammars.load()
             case DefineGrammar():
-                self.grammars.define(message.key, message.compiled)
+                with self.blackbox.taking(message.request_id):
+                    self.grammars.define(message.key, message.compiled)
             case ForgetGrammar():
                 self.grammars.forget(message.key)
             case WatchCache():

@@ -21,6 +21,7 @@ from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.startup import Startup
 from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
 from tokenspeed.runtime.execution.plans import Plans
+from tokenspeed.runtime.protocol.blackbox import BlackBox
 from tokenspeed.runtime.protocol.calls import Reload
 from tokenspeed.runtime.protocol.reports import Ready
 from tokenspeed.runtime.protocol.state import FIRST_WEIGHT_VERSION, ReloadStatus
@@ -73,16 +74,24 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None, generation: int) ->
 def _serve(startup: Startup, reloader: Reloader | None) -> None:
     stream: Stream
     digest = StepDigest()
+    blackbox = BlackBox(startup.channel.rank, startup.channel.run_dir)
+    blackbox.open()
     if startup.channel.rank == 0:
         stream = FrontStream(startup.channel, digest)
         stream.open()
     else:
         stream = PeerStream(startup.channel, digest)
-    build(startup, stream, reloader, digest).run()
+    build(startup, stream, reloader, digest, blackbox).run()
     startup.close()
 
 
-def build(startup: Startup, stream: Stream, reloader: Reloader | None, digest: StepDigest | None = None) -> EngineLoop:
+def build(
+    startup: Startup,
+    stream: Stream,
+    reloader: Reloader | None,
+    digest: StepDigest | None = None,
+    blackbox: BlackBox | None = None,
+) -> EngineLoop:
     """Start up one rank and tell the front that it is ready; the caller runs the loop.
 
     Raises:
@@ -90,7 +99,8 @@ def build(startup: Startup, stream: Stream, reloader: Reloader | None, digest: S
     """
     startup.run()
     channel, outbox = startup.channel, startup.outbox
-    reload = _forward_reload(startup, channel, outbox, reloader) if reloader is not None else None
+    blackbox = blackbox or BlackBox(channel.rank, channel.run_dir)  # which notes nothing
+    reload = _forward_reload(startup, channel, outbox, reloader, blackbox) if reloader is not None else None
     control = ControlQueue(startup.scheduler, outbox, reload)
     profiler = Profiler(channel, outbox, startup.device.type)
     source = startup.source
@@ -106,6 +116,7 @@ def build(startup: Startup, stream: Stream, reloader: Reloader | None, digest: S
         profiler,
         grammars,
         digest if channel.size > 1 else None,
+        blackbox,
         overlap=overlap,
     )
     if reload is not None:
@@ -114,13 +125,16 @@ def build(startup: Startup, stream: Stream, reloader: Reloader | None, digest: S
     return loop
 
 
-def _forward_reload(startup: Startup, channel: Channel, outbox: Outbox, reloader: Reloader) -> ForwardReload:
+def _forward_reload(
+    startup: Startup, channel: Channel, outbox: Outbox, reloader: Reloader, blackbox: BlackBox
+) -> ForwardReload:
     plans = Plans(startup.executor)
     reloader.add_participant(REGISTRY)
     reloader.add_participant(plans)
 
     def status(state: str, call: Reload, detail: str) -> None:
         generation = startup.executor.generation.number
+        blackbox.reloads(call.id, state)
         outbox.send(ReloadStatus(state=state, generation=generation, id=call.id, by=call.by, detail=detail))
 
     code = CommittedCode(reloader, lambda: startup.executor.generation.number, outbox.send)

@@ -31,10 +31,11 @@ class LoadGrammars(Message, frozen=True):
 
 
 class DefineGrammar(Message, frozen=True):
-    """The compiled form of a grammar, before the first request that names its `key`."""
+    """The compiled form of a grammar, before the first request that names its `key`: that with `request_id`."""
 
     key: int
     compiled: bytes
+    request_id: str = ""
 
 
 class ForgetGrammar(Message, frozen=True):

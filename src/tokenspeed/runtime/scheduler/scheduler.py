@@ -154,6 +154,11 @@ class Scheduler:
         admitted, self._admitted = self._admitted, []
         return admitted
 
+    @property
+    def running_ids(self) -> list[str]:
+        """The requests that were admitted and have not ended."""
+        return [request.request_id for request in (*self._running, *self._preempted)]
+
     def commit(self, batch: Batch, token_ids: list[int], logprobs: StepLogprobs | None = None) -> list[RequestOutput]:
         """Take the result of the oldest uncommitted step: an id for each row that samples, in row order.
 
