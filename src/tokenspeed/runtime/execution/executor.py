@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.cache.pool import KVPool
-from tokenspeed.runtime.execution.buffers import BatchBuffers, BufferLimits, DeviceInputs
+from tokenspeed.runtime.execution.buffers import BatchBuffers, DeviceInputs
 from tokenspeed.runtime.execution.capture_plan import CapturePlan
+from tokenspeed.runtime.execution.dummies import DUMMY_SAMPLING, dummy_steps
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import Graph, GraphBackend, GraphKind
 from tokenspeed.runtime.execution.inputs import StepShape
 from tokenspeed.runtime.execution.pending import PendingStep, WantedLogprobs
 from tokenspeed.runtime.execution.ranges import Ranges
 from tokenspeed.runtime.models.base import CausalLM
-from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.sampling.batch import SamplingBatch, SamplingRow
 from tokenspeed.runtime.sampling.logprobs import token_logprobs
 from tokenspeed.runtime.sampling.sampler import Sampler
@@ -26,43 +25,12 @@ from tokenspeed.runtime.scheduler.batch import Batch, Row, StepResult
 from tokenspeed_kernel.ops.sampling import plan_sample, sample
 from tokenspeed_kernel.progress import PROGRESS
 
-WARM_TOKENS = 8
-"""Tokens of the dummy prefill that start-up runs, and that every reload runs again."""
-
-WARM_ROWS = 3
-"""Sequences of the dummy steps with several: what an edit breaks for a batch must not wait for one."""
-
-
-DUMMY_SAMPLING = (
-    SamplingParams(max_new_tokens=1, temperature=0.0),
-    SamplingParams(max_new_tokens=1, temperature=1.0),
-    SamplingParams(max_new_tokens=1, temperature=1.0, top_p=0.9, top_k=8, min_p=0.1),
-    SamplingParams(
-        max_new_tokens=1,
-        temperature=0.0,
-        presence_penalty=0.5,
-        frequency_penalty=0.5,
-        repetition_penalty=1.5,
-        logit_bias=((0, 1.0),),
-        logprobs=1,
-    ),
-)
-"""One for each path through the sampler."""
-
 PROMPT_LOGITS = 256
 """Tokens of a prompt whose logits are in memory at once where their log-probabilities are wanted."""
 
 
 class DeviceLost(ResourceError):
     """The device does not answer any more; only a new process can use it."""
-
-
-@dataclass(frozen=True)
-class DummySteps:
-    """The steps that warm the code: start-up saves them, a reload runs the very same ones."""
-
-    prefill: StepShape
-    decode: tuple[StepShape, ...]
 
 
 class Executor:
@@ -376,20 +344,6 @@ class Executor:
             max_query_len=max(row.count for row in batch.rows),
             width=-(-longest // self.buffers.block_size),
         )
-
-
-def dummy_steps(limits: BufferLimits) -> DummySteps:
-    """A prefill of several sequences, a decode of one and of several, as far as the limits permit.
-
-    All have the width that captured steps have.
-    """
-    width = limits.max_blocks_per_row
-    tokens = min(WARM_TOKENS, limits.max_tokens)
-    rows = min(WARM_ROWS, tokens, limits.max_rows)
-    return DummySteps(
-        prefill=StepShape(tokens, rows, -(-tokens // rows), width),
-        decode=tuple(StepShape(count, count, 1, width) for count in sorted({1, rows})),
-    )
 
 
 def sampling_batch(rows: list[Row], device: torch.device) -> SamplingBatch:
