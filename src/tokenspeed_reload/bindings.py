@@ -13,7 +13,11 @@ from tokenspeed_reload.merge import Constant, Merge
 from tokenspeed_reload.moduleinputs import ModuleInputs
 from tokenspeed_reload.moves import Move
 from tokenspeed_reload.undo import MISSING
-from tokenspeed_reload.values import attributes_of, is_a, is_atom, same_value
+from tokenspeed_reload.values import attributes_of, home_told, is_a, is_atom, same_value
+
+LEFT = "the name stands for another object now; this one goes on where it came from"
+
+_DERIVED = (dict, list, set)
 
 
 def bind(module: ModuleInputs, namespace: dict[str, Any], old: dict[str, Any], merge: Merge) -> None:
@@ -80,8 +84,8 @@ def follows_in_place(value: Any, merge: Merge) -> bool:
 
 
 def _is_own_instance(value: Any, merge: Merge) -> bool:
-    """True for an instance of a class that only modules of the reload or of the recorded packages define."""
-    bases = type(value).__mro__[:-1]
+    """True for an instance of a class that only recorded modules define, a container that it derives from apart."""
+    bases = [base for base in type(value).__mro__[:-1] if not any(base is kind for kind in _DERIVED)]
     return bool(bases) and all(base.__module__ in merge.recorded for base in bases)
 
 
@@ -130,17 +134,38 @@ def _settle(
         merge.new_values.append((module.name, name))
     if held is not MISSING and is_atom(held):
         merge.constants[module.name, name] = Constant(held)
-    built_here = bool(module.old.kinds_of(name) - {"import"})
-    known = any(entry.old is held for entry in merge.replaced)
-    follows = held is MISSING or is_atom(held) or is_a(held, ModuleType) or id(held) in merge.new_of
-    follows = follows or (type(held) is FunctionType and is_redirection(held) and id(held) in merge.touched)
-    follows = follows or _is_defined_elsewhere(held, module, name)
-    if built_here and not known and not follows:
+    if held is not MISSING and not is_atom(held):
+        _note_left(module, name, held, merge)
+
+
+def _note_left(module: ModuleInputs, name: str, held: Any, merge: Merge) -> None:
+    """Note an object that a name no longer stands for, unless it follows: whoever has it holds on to it."""
+    where = f"{module.name}.{name}"
+    is_redirected = type(held) is FunctionType and is_redirection(held) and id(held) in merge.touched
+    if is_redirected or any(entry.old is held and not entry.goes_on for entry in merge.replaced):
+        return
+    if is_left_elsewhere(module, name, held):
+        merge.replace(where, held, LEFT, goes_on=True)
+    elif id(held) not in merge.new_of:
         merge.replace(where, held, "its value was built anew")
 
 
-def _is_defined_elsewhere(held: Any, module: ModuleInputs, name: str) -> bool:
-    """True for a function or class that goes on under the name of its own definition."""
+def is_removed(value: Any, module: ModuleInputs, name: str) -> bool:
+    """True for what a name that is gone stood for, if it was made there: nothing stands for it any more."""
+    if is_atom(value) or is_a(value, ModuleType):
+        return False
+    if is_a(value, FunctionType | type):
+        return bool(value.__module__ == module.name)
+    # A decorator may have made another kind of object of a definition, such as a kernel.
+    return bool(module.old.kinds_of(name) - {"import"}) and not module.old.imports(name)
+
+
+def is_left_elsewhere(module: ModuleInputs, name: str, held: Any) -> bool:
+    """True for an object that came from somewhere else and goes on there: an import, or another name for it."""
+    if is_a(held, ModuleType) or not module.old.kinds_of(name) - {"import"}:
+        return True
+    if module.old.imports(name) and home_told(held) != module.name:
+        return True
     is_definition = is_a(held, FunctionType | type)
     return (
         is_definition and (held.__module__, held.__qualname__) != (module.name, name) and "<" not in held.__qualname__

@@ -114,7 +114,8 @@ class Comparison:
         edited = before.keys() - after.keys()
         edited |= {name for name, nodes in after.items() if [shape_of(n) for n in nodes] != shapes.get(name)}
         edited |= {name for name, nodes in after.items() if any(self._dirty(module, node) for node in nodes)}
-        reads = {name: {root(r) for node in nodes for r in reads_of(node).now} for name, nodes in after.items()}
+        cls = qualname.rpartition(".")[2]
+        reads = {n: {mangled(root(r), cls) for node in nodes for r in reads_of(node).now} for n, nodes in after.items()}
         around = _factory_names(module.new, qualname) if self.makers_ran else set()
         grown = True
         while grown:
@@ -202,5 +203,11 @@ def _members(node: ast.ClassDef, *, mutated: bool = False) -> dict[str, list[ast
     for statement in node.body:
         reads = reads_of(statement)
         for name in reads.binds | reads.mutates if mutated else reads.binds:
-            members.setdefault(name, []).append(statement)
+            members.setdefault(mangled(name, node.name), []).append(statement)
     return members
+
+
+def mangled(name: str, cls: str) -> str:
+    """The name under which a class has a member: private ones get that of the class."""
+    is_private = name.startswith("__") and not name.endswith("__")
+    return f"_{cls.lstrip('_')}{name}" if is_private and cls.strip("_") else name

@@ -94,6 +94,11 @@ class Footprint:
         log.insert(index, found + [record for record in self._states if id(record) in changed])
         self._states = [record for record in self._states if id(record) not in changed]
 
+    def classes(self) -> list[type]:
+        """The classes of the recorded packages, and those from which they derive directly."""
+        own = [record.target for record in self._states if isinstance(record, ClassState)]
+        return list(dict.fromkeys([*own, *(base for cls in own for base in cls.__bases__ if base is not object)]))
+
     def held_containers(self) -> list[Any]:
         """The containers in which it remembers."""
         records = (*self._records.values(), *self._states)

@@ -58,6 +58,7 @@ class Replaced:
         why: the reason as a sentence.
         is_held: True when something is known to hold it, even where no name for that is found.
         is_part: only a part of the object is stale, which goes on for the rest.
+        goes_on: it is right where it is defined, and where that is imported.
     """
 
     definition: str
@@ -65,6 +66,7 @@ class Replaced:
     why: str
     is_held: bool = False
     is_part: bool = False
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,9 +196,9 @@ class Merge:
         self.successors[id(live)] = new
         self.touch(live)
 
-    def replace(self, definition: str, old: Any, why: str, *, is_held: bool = False) -> None:
+    def replace(self, definition: str, old: Any, why: str, *, is_held: bool = False, goes_on: bool = False) -> None:
         """Note that `old` could not be updated."""
-        self.replaced.append(Replaced(definition, old, why, is_held))
+        self.replaced.append(Replaced(definition, old, why, is_held, goes_on=goes_on))
 
     def part(self, definition: str, held: Any, why: str) -> None:
         """Note that `held` was updated but for what `definition` names."""

@@ -2,60 +2,53 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FunctionType, ModuleType, TracebackType
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed_reload import abstract, heap, running
 from tokenspeed_reload.adapters.dispatch import GENERIC_FILE, forget_choices
 from tokenspeed_reload.bindings import bind
-from tokenspeed_reload.builtfrom import ABSENT, Print, print_of, print_of_value, prints_before
-from tokenspeed_reload.codes import CodeMap
-from tokenspeed_reload.definitions import DEFINING
+from tokenspeed_reload.builtfrom import Print
+from tokenspeed_reload.derived import Derived
 from tokenspeed_reload.effects import Footprint
-from tokenspeed_reload.errors import IncompleteUndo, ReloadError, StillRunning, describe
+from tokenspeed_reload.errors import IncompleteUndo, StillRunning, describe
 from tokenspeed_reload.execute import execute
+from tokenspeed_reload.failures import chain_of, failure_of
 from tokenspeed_reload.inputs import Inputs
 from tokenspeed_reload.interrupts import uninterrupted
-from tokenspeed_reload.loader import SourceFinder, within
-from tokenspeed_reload.merge import REMOVED, Merge
+from tokenspeed_reload.loader import SourceFinder
+from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.moduleinputs import ModuleInputs
+from tokenspeed_reload.moduleupdate import ModuleUpdate
 from tokenspeed_reload.named import names_of
 from tokenspeed_reload.newmodules import NewModules
 from tokenspeed_reload.outside import Outside
-from tokenspeed_reload.records import Sources, pin
+from tokenspeed_reload.records import Sources
 from tokenspeed_reload.remake import Remake
 from tokenspeed_reload.report import Report
-from tokenspeed_reload.runonce import RunOnce, has_cached_values
+from tokenspeed_reload.restarts import Restarts
 from tokenspeed_reload.stale import find_stale
 from tokenspeed_reload.substitute import Substitution
 from tokenspeed_reload.undo import (
     MISSING,
-    ClassState,
     DictContents,
-    FunctionState,
-    LineCache,
     ParticipantState,
     UndoLog,
     kept_containers,
 )
-from tokenspeed_reload.values import home_told, is_a, is_atom, module_name
+from tokenspeed_reload.values import home_told
 
 if TYPE_CHECKING:
     from tokenspeed_reload.reloader import Reloader
 
 # Long enough that no other thread runs between two writes unless the edited code itself blocks.
 _SWITCH_INTERVAL = 10.0
-
-
-class _Gone:
-    """Base of classes that no longer exist for the program."""
 
 
 class Patch:
@@ -71,10 +64,10 @@ class Patch:
         padding: dict[CodeType, CodeType],
         report: Report,
         settle: Callable[[], None] | None,
-        progress: Callable[[str], None] | None,
+        tell: Callable[[str], None],
     ) -> None:
         self._settle = settle
-        self._progress = progress
+        self._tell = tell
         self._thread = threading.get_ident()
         self._settling = False
         self._reloader = reloader
@@ -90,8 +83,8 @@ class Patch:
         self._substitution = Substitution(self._merge, self._footprint.covers)
         self._new_modules = NewModules(self._prefixes, reloader.records)
         self._module = ""
-        self._values_before: dict[str, Print] = {}
-        self.built_from: dict[str, Print] = {}
+        self._derived = Derived(self._prefixes)
+        self._restarts = Restarts(self._merge, reloader.built_from)
         self._interval = 0.0
         self._first_write = 0
 
@@ -105,11 +98,13 @@ class Patch:
         try:
             self._apply()
         except BaseException as error:
-            not_undone = self._undo()
+            not_undone = self._undo(error)
             if self._settling or isinstance(error, KeyboardInterrupt | GeneratorExit | StillRunning):
                 error.add_note(f"restart the program: {not_undone}") if not_undone else None
                 raise
-            raise self._failure(error, not_undone) from error
+            records = self._reloader.records.modules.values()
+            sources = [*self._sources.modules.values(), *self._sources.unloaded.values(), *(r.source for r in records)]
+            raise failure_of(error, self._module, sources, not_undone) from error
         finally:
             self._finder.serving = {}
             self._finder.tell = None
@@ -130,11 +125,13 @@ class Patch:
         self._first_write = len(self._log)
         # Behind the libraries, some of which keep names of their own in the modules and take them away here.
         self._footprint.take([m for m in map(records.live, records.modules) if m is not None])
+        self._derived.start(self._footprint.classes())
         for name in self._sources.deleted:
-            self._withdraw_all(name)
+            members = vars(sys.modules[name]) if name in sys.modules else {}  # it stays as it runs, and offers nothing
+            self._withdraw(name, {n: value for n, value in members.items() if home_told(value) == name})
         for name, module in self._inputs.modules.items():
             self._module = name
-            self._prepare(module)
+            self._update(module).show(self._codes.get(name, self._reloader.records.modules[name].code))
         self._wait_for_others()
         for name, module in self._inputs.modules.items():
             self._module = name
@@ -147,9 +144,10 @@ class Patch:
         """The modules without a file of which a definition moved to another module."""
         return self._merge.left
 
-    def _tell(self, what: str) -> None:
-        if self._progress is not None:
-            self._progress(what)
+    @property
+    def built_from(self) -> dict[str, Print]:
+        """The prints of what ran once and is edited now, at the time when it ran."""
+        return self._restarts.built_from
 
     def _tell_import(self, what: str) -> None:
         if threading.get_ident() == self._thread:
@@ -169,43 +167,42 @@ class Patch:
     def _wait_for_others(self) -> None:
         running.wait_for_others(self._merge.is_replaced, self._reloader.wait_s, self._interval)
 
-    def _prepare(self, module: ModuleInputs) -> None:
-        """Show the new text, and learn which code follows which."""
-        record = self._reloader.records.modules[module.name]
-        code = self._codes.get(module.name, record.code)
-        self._merge.codes[record.source.path] = CodeMap(record.code, code)
-        if code is record.code:
-            return
-        source = module.new.source
-        for path in {record.source.path, source.path}:
-            self._log.add(LineCache(path))
-        pin(source)
-
     def _one_module(self, module: ModuleInputs) -> None:
         namespace: dict[str, Any] = vars(sys.modules[module.name])
         if not module.run and not module.removed and not module.cleared and module.name not in self._codes:
             return
-        old = dict(namespace)
+        old, update = dict(namespace), self._update(module)
         self._log.once(DictContents, namespace)
-        self._values_before |= {f"{module.name}.{n}": print_of_value(old.get(n)) for n in module.rebuilt}
-        self._log_mutated(module)
-        self._withdraw(module, old)
-        self._drop_attributes(module)
-        self._set_file(module, namespace)
+        self._restarts.see(module, old)
+        update.log_mutated(self._prefixes)
+        self._withdraw(module.name, update.definitions_due(old))
+        update.drop_attributes()
+        update.set_file(self._finder)
         self._tell(f"the start of {module.name}")
         outside = Outside(module, self._reloader.records.modules)
         with self._timed("execute"):
             gc.collect(0)
-            execute(module, namespace)
-        self._merge.young.update((id(o), o) for o in gc.get_objects(generation=0))
+            try:
+                execute(module, namespace)
+            finally:
+                self._merge.young.update((id(o), o) for o in gc.get_objects(generation=0))
         self._report.effects.extend(outside.effects())
         self._wait_for_others()  # it may have let other threads run
         self._tell(f"the run of {module.name}")
         with self._timed("merge"):
             bind(module, namespace, old, self._merge)
-            self._note_removed(module, old)
+            update.note_removed(old)
             self._substitution.in_holders([*self._merge.young.values(), *self._merge.touched.values(), namespace])
             self._supersede(old)
+
+    def _update(self, module: ModuleInputs) -> ModuleUpdate:
+        record = self._reloader.records.modules[module.name]
+        return ModuleUpdate(module, record, vars(sys.modules[module.name]), self._merge)
+
+    def _withdraw(self, module: str, definitions: dict[str, Any]) -> None:
+        """Let the registries forget what these definitions of a module registered."""
+        for participant in self._reloader.participants:
+            participant.withdraw(module, definitions)
 
     def _supersede(self, old_names: dict[str, Any]) -> None:
         """Put new classes and kernels in the place of those that could not be updated."""
@@ -224,78 +221,6 @@ class Patch:
     def _kept(self) -> list[Any]:
         """The containers in which the reload itself keeps what was before."""
         return [*kept_containers(self._log), *self._footprint.held_containers()]
-
-    def _log_mutated(self, module: ModuleInputs) -> None:
-        """Statements such as `f.x = 1` write to objects that stay: log these before they run."""
-        statements = (*module.statements(), *module.dropped)
-        for name in sorted({name for s in statements for name in s.reads.mutates}):
-            value: Any = module.namespace.get(name)
-            if not is_a(value, ModuleType | FunctionType | type):
-                continue
-            home = module_name(value) if is_a(value, ModuleType) else home_told(value)
-            if not isinstance(home, str) or not within(home, self._prefixes):
-                continue
-            if is_a(value, ModuleType):
-                self._log.once(DictContents, vars(value))
-            elif is_a(value, FunctionType):
-                self._log.once(FunctionState, value)
-            elif is_a(value, type):
-                self._log.once(ClassState, value)
-
-    def _drop_attributes(self, module: ModuleInputs) -> None:
-        """Take away what statements like `f.x = 1` set that are gone."""
-        for name, attribute in sorted(module.lost):
-            target = module.namespace.get(name)
-            is_own = is_a(target, FunctionType | type) and target.__module__ == module.name
-            if is_own and attribute in vars(target):
-                delattr(target, attribute)
-                self._merge.touch(target)
-
-    def _withdraw(self, module: ModuleInputs, old: dict[str, Any]) -> None:
-        """Let the registries forget what the definitions registered that run again, or are gone.
-
-        What a module imports is not its own: the module that registered it need not run again.
-        """
-        again = {name for s in (*module.statements(), *module.dropped) for name in s.reads.binds} & old.keys()
-        own = (n for n in sorted(again) if home_told(old[n]) == module.name or not module.old.imports(n))
-        definitions = {name: old[name] for name in own}
-        for participant in self._reloader.participants:
-            participant.withdraw(module.name, definitions)
-
-    def _withdraw_all(self, name: str) -> None:
-        """A module whose file is gone stays as it runs, but offers nothing any more."""
-        members = vars(sys.modules[name]).items() if name in sys.modules else ()
-        definitions = {n: value for n, value in members if home_told(value) == name}
-        for participant in self._reloader.participants:
-            participant.withdraw(name, definitions)
-
-    def _note_removed(self, module: ModuleInputs, old: dict[str, Any]) -> None:
-        gone = module.removed | (module.cleared - vars(sys.modules[module.name]).keys())
-        for name in sorted(gone & old.keys()):
-            self._merge.bindings += 1
-            self._merge.rebound.add((id(vars(sys.modules[module.name])), name))
-            value = old[name]
-            is_own = is_a(value, FunctionType | type) and value.__module__ == module.name
-            # A decorator may have made another kind of object of a definition, such as a kernel.
-            is_own = is_own or (not is_atom(value) and bool(module.old.kinds_of(name) & DEFINING))
-            if is_own and id(value) not in self._merge.new_of:
-                self._merge.replace(f"{module.name}.{name}", value, REMOVED)
-
-    def _set_file(self, module: ModuleInputs, namespace: dict[str, Any]) -> None:
-        """Let the module know its new file; it may have become a package, or be one no longer."""
-        source = module.new.source
-        if source.path == module.old.source.path or "__file__" not in namespace:
-            return
-        namespace["__file__"] = source.path
-        if source.is_package == module.old.source.is_package:
-            return
-        spec = self._finder.spec_of(module.name, source, self._reloader.records.modules[module.name].origin)
-        if spec is not None:
-            namespace |= {"__spec__": spec, "__loader__": spec.loader, "__package__": spec.parent}
-            if spec.submodule_search_locations is not None:
-                namespace["__path__"] = spec.submodule_search_locations
-            else:
-                namespace.pop("__path__", None)
 
     def _finish(self) -> None:
         merge = self._merge
@@ -330,20 +255,25 @@ class Patch:
             self._footprint.log_into(self._log, self._first_write)
             self._report.objects_patched = len(merge.patched) + merge.bindings
             self._report.patched, self._report.redirected = names_of(merge.patched.values(), self._inputs.modules)
-            self._note_run_once()
+            self._restarts.note(self._reloader.run_once(self._inputs))
             if self._settle is not None:
                 self._settling = True
                 self._settle()
                 self._settling = False
-            merge.replaced[:] = [e for e in merge.replaced if e.is_part or id(e.old) not in merge.new_of]
+            merge.replaced[:] = [e for e in merge.replaced if e.is_part or e.goes_on or id(e.old) not in merge.new_of]
+            self._derived.sort(merge)
             self._drop_helpers()
             # What was executed and not kept must go before it is frozen with the rest: frozen, it would stay for
             # good, and the next reload would take it for a holder. All older objects are in generation 2 here.
             gc.collect(1)
+            if self._derived.has_discarded:
+                with self._timed("scan"):
+                    gc.collect()  # a pass over all objects has aged them: their bases know them as long as they exist
             if merge.replaced:
                 with self._timed("scan"):
-                    self._report.stale.extend(find_stale(merge.replaced, self._kept(), self._tell))
-                self._detach()
+                    self._report.stale.extend(find_stale(merge.replaced, self._kept(), merge.recorded, self._tell))
+                self._derived.detach(merge)
+            self._derived.log_into(self._log, self._first_write)
         self._report.running.extend(running.own_frames(merge.is_replaced))
         self._report.stale.extend(self._reloader.bystanders.stale(self._inputs, self._changed_values()))
         self._report.needs_restart.extend(merge.needs_restart)
@@ -379,40 +309,6 @@ class Patch:
     def _made(self) -> heap.Made:
         return heap.Made(self._merge.codes.keys(), {*self._inputs.modules, "types"})
 
-    def _detach(self) -> None:
-        """Take classes that are gone, and that only the undo log holds, out of the subclasses of their bases."""
-        for entry in self._merge.replaced:
-            if is_a(entry.old, type) and not entry.is_held and not entry.is_part:
-                with contextlib.suppress(TypeError):  # of another layout
-                    self._log.once(ClassState, entry.old)
-                    entry.old.__bases__ = (_Gone,)
-
-    def _note_run_once(self) -> None:
-        """Name the edits whose effect is only in what was built before this reload."""
-        merge, reloader = self._merge, self._reloader
-        once = reloader.run_once(self._inputs)
-        functions_before = prints_before(self._log)
-        for edit in merge.edited:
-            function = edit.function
-            if has_cached_values(function):
-                name = f"{function.__module__}.{function.__qualname__}"
-                merge.restart(name, RunOnce.WHY_KEPT)
-            elif once.function(function, function.__globals__):
-                now = print_of(function)
-                before = ABSENT if edit.kind == "added" else functions_before.get(id(function), now)
-                if self._is_news(edit.where, before, ABSENT if edit.kind == "removed" else now):
-                    merge.restart(edit.where, RunOnce.WHY)
-        for module, name in merge.new_values:
-            if once.value(name):
-                where, value = f"{module}.{name}", vars(sys.modules[module]).get(name)
-                if self._is_news(where, self._values_before.get(where, ABSENT), print_of_value(value)):
-                    merge.restart(where, RunOnce.WHY_VALUE)
-
-    def _is_news(self, where: str, before: Print, now: Print) -> bool:
-        """True unless what ran once did so with what is there now."""
-        first = self.built_from.setdefault(where, self._reloader.built_from.first(where, before))
-        return first != now
-
     def _drop_helpers(self) -> None:
         merge = self._merge
         for held in (merge.young, merge.live_of, merge.new_of, merge.touched, merge.patched, merge.pinned):
@@ -422,13 +318,15 @@ class Patch:
         self._footprint = Footprint(self._prefixes)
         self._substitution = Substitution(merge, self._footprint.covers)
 
-    def _undo(self) -> list[str]:
+    def _undo(self, error: BaseException) -> list[str]:
         """Undo all; returns what failed on the way, as "Type: message"."""
         failures: list[str] = []
         with uninterrupted():
             for step in (
                 lambda: self._new_modules.log_into(self._log),
                 lambda: self._footprint.log_into(self._log, self._first_write),
+                lambda: self._derived.sort(self._merge),
+                lambda: self._derived.log_failed(self._log, self._first_write, set(map(type, chain_of(error)))),
                 self._log.exchange,
             ):
                 try:
@@ -439,33 +337,3 @@ class Patch:
                     failures.append(describe(error))
             self._log.clear()
         return failures
-
-    def _failure(self, error: BaseException, not_undone: list[str]) -> ReloadError:
-        message = describe(error)
-        file: str | None
-        if isinstance(error, SyntaxError) and error.filename:
-            text = error.text.strip() if error.text else None
-            file, line = error.filename, error.lineno
-        else:
-            file, line = self._place(error.__traceback__)
-            text = self._text(file, line)
-        where: dict[str, Any] = {"module": self._module, "file": file, "line": line, "text": text}
-        return ReloadError("patch", message, **where, not_undone=not_undone)
-
-    def _place(self, trace: TracebackType | None) -> tuple[str | None, int | None]:
-        """The innermost line of the recorded modules in a traceback."""
-        file: str | None = None
-        line: int | None = None
-        paths = {r.source.path for r in self._reloader.records.modules.values()}
-        paths |= {s.path for s in (*self._sources.modules.values(), *self._sources.unloaded.values())}
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename in paths:
-                file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-            trace = trace.tb_next
-        return file, line
-
-    def _text(self, file: str | None, line: int | None) -> str | None:
-        sources = (*self._sources.modules.values(), *self._sources.unloaded.values())
-        recorded = [record.source for record in self._reloader.records.modules.values()]
-        source = next((s for s in (*sources, *recorded) if s.path == file), None)
-        return source.line(line) if source is not None else None

@@ -6,14 +6,14 @@ import ast
 import builtins
 import enum
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
-from tokenspeed_reload.adapters.classes import LAYOUT, METACLASS, SLOTS
+from tokenspeed_reload.adapters.classes import LAYOUT, METACLASS, OTHER_KIND, SLOTS, convention_of
 from tokenspeed_reload.bindings import follows_in_place
-from tokenspeed_reload.comparison import definitions_of, find_definition
+from tokenspeed_reload.comparison import definitions_of, find_definition, mangled
+from tokenspeed_reload.foreseen import Foreseen, FunctionNode
 from tokenspeed_reload.lookups import root
 from tokenspeed_reload.merge import REMOVED, Merge, Replaced
 from tokenspeed_reload.moduleinputs import ModuleInputs
@@ -23,11 +23,11 @@ from tokenspeed_reload.runonce import RunOnce
 from tokenspeed_reload.scopes import arguments_of
 from tokenspeed_reload.values import is_a
 
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property, functools.partialmethod)
 _ACCESSORS = frozenset({"getter", "setter", "deleter"})
 _PROPERTY = shape_of(ast.Name("property", ast.Load()))
 _HEAP_TYPE = 1 << 9
+_IMPLICIT = {"__new__": "", "__init_subclass__": "cls", "__class_getitem__": "cls"}
 _WITHOUT_INIT = frozenset({"eq", "order", "repr", "unsafe_hash", "match_args"})
 """Options of a dataclass that leave its `__init__` as it is."""
 
@@ -40,24 +40,25 @@ class ClassEdits:
         patched: the classes that will be written to, by dotted name.
         moved: those whose place a new class takes, with their objects: their methods call the new ones.
         replaced: those that objects keep.
+        left: methods whose functions go on as they are, since the new ones are called otherwise.
         needs_restart: edits whose effect comes with a restart only.
     """
 
     merge: Merge
     once: RunOnce
+    foreseen: Foreseen
     patched: set[str] = field(default_factory=set)
     moved: set[str] = field(default_factory=set)
     replaced: list[Replaced] = field(default_factory=list)
+    left: set[str] = field(default_factory=set)
     needs_restart: list[NeedsRestart] = field(default_factory=list)
 
     def look(self) -> None:
         """Compare the classes whose statements run."""
         for module in self.merge.inputs.modules.values():
-            for statement in module.statements():
-                for node in [n for n in _classes_in(statement.node) if n.name in module.namespace]:
-                    before = find_definition(module.old, node.name)
-                    if isinstance(before, ast.ClassDef):
-                        self._class(module, before, node, module.namespace[node.name])
+            olds, news = self.foreseen.classes(module, is_new=False), self.foreseen.classes(module)
+            for name in [n for n in news if n in olds and n in module.namespace]:
+                self._class(module, olds[name], news[name], module.namespace[name])
 
     def _class(self, module: ModuleInputs, before: ast.ClassDef, after: ast.ClassDef, live: Any) -> None:
         if not is_a(live, type) or live.__module__ != module.name:
@@ -73,6 +74,8 @@ class ClassEdits:
 
     def _is_written(self, module: ModuleInputs, before: ast.ClassDef, after: ast.ClassDef, live: type) -> bool:
         """True when members other than functions that stay, or the bases, change."""
+        if self._has_other_bases(module, after, live):
+            return True
         if _header(before) != _header(after) or ast.get_docstring(before) != ast.get_docstring(after):
             return True
         fields = [list(map(shape_of, _annotated(node))) for node in (before, after)]
@@ -87,6 +90,12 @@ class ClassEdits:
         nested = _named_classes(before).keys() & _named_classes(after).keys()
         return any(not self._stays(module, old.get(name), new.get(name), live, name) for name in edited - nested)
 
+    def _has_other_bases(self, module: ModuleInputs, after: ast.ClassDef, live: type) -> bool:
+        """True when a base is named as before, and another class has the name."""
+        named = [(b.id, held) for b, held in zip(after.bases, live.__bases__, strict=False) if isinstance(b, ast.Name)]
+        becomes = [(self.foreseen.stands_for(module, name), held) for name, held in named]
+        return any(is_a(value, type) and value is not held for value, held in becomes)
+
     def _stays(
         self, module: ModuleInputs, before: ast.stmt | None, after: ast.stmt | None, live: type, name: str
     ) -> bool:
@@ -95,10 +104,13 @@ class ClassEdits:
             return False
         held = vars(live).get(name)
         if type(held) is FunctionType:
-            is_definition = isinstance(before, FunctionNode) and isinstance(after, FunctionNode)
-            return is_definition and _maker(before) == _maker(after)
+            if not isinstance(before, FunctionNode) or not isinstance(after, FunctionNode):
+                return False
+            return not after.decorator_list or _maker(before) == _maker(after)
         if type(held) in _DESCRIPTORS:
             return _maker(before) is not None and _maker(before) == _maker(after)
+        if follows_in_place(held, self.merge) and _maker(before) is not None and _maker(before) == _maker(after):
+            return True
         return stays_itself(after, module, self.merge)
 
     def _removed(self, where: str, before: ast.ClassDef, after: ast.ClassDef, live: type) -> None:
@@ -107,6 +119,14 @@ class ClassEdits:
         for name, function in [(n, vars(live).get(n)) for n in sorted(gone)]:
             if type(function) is FunctionType and self.merge.is_old_code(function):
                 self.replaced.append(Replaced(f"{where}.{name}", function, REMOVED))
+        for name, node in _members(after).items():
+            member: Any = vars(live).get(name)
+            if not isinstance(node, FunctionNode) or convention_of(member) in (None, _convention(node)):
+                continue
+            function = member.__func__ if is_a(member, staticmethod | classmethod) else member
+            self.left.add(f"{where}.{name}")
+            if type(function) is FunctionType and self.merge.is_old_code(function):
+                self.replaced.append(Replaced(f"{where}.{name}", function, OTHER_KIND))
 
     def _fixed(self, module: ModuleInputs, where: str, before: ast.ClassDef, after: ast.ClassDef, live: type) -> None:
         """Tell what of a class CPython fixes when it is made."""
@@ -186,21 +206,12 @@ def signature_changed(function: FunctionType, module: ModuleInputs, merge: Merge
     return module.has_other_futures and bool(function.__annotations__)
 
 
-def _classes_in(node: ast.stmt) -> Iterator[ast.ClassDef]:
-    if isinstance(node, ast.ClassDef):
-        yield node
-    elif isinstance(node, ast.If | ast.Try | ast.With):
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.stmt):
-                yield from _classes_in(child)
-
-
 def _named_classes(node: ast.ClassDef) -> dict[str, ast.ClassDef]:
     return {s.name: s for s in node.body if isinstance(s, ast.ClassDef)}
 
 
 def _members(node: ast.ClassDef) -> dict[str, ast.stmt]:
-    return {name: s for s in node.body for name in reads_of(s).binds}
+    return {mangled(name, node.name): s for s in node.body for name in reads_of(s).binds}
 
 
 def stays_itself(statement: ast.stmt, module: ModuleInputs, merge: Merge) -> bool:
@@ -214,6 +225,14 @@ def stays_itself(statement: ast.stmt, module: ModuleInputs, merge: Merge) -> boo
     for part in rest:
         held = vars(held).get(part) if is_a(held, type | ModuleType) else None
     return held is not None and (follows_in_place(held, merge) or is_a(type(held), enum.EnumMeta))
+
+
+def _convention(node: FunctionNode) -> str:
+    """What the function of a method is given first, as `convention_of` tells of a live one."""
+    decorators = {d.id for d in node.decorator_list if isinstance(d, ast.Name)}
+    if node.name in _IMPLICIT:
+        return _IMPLICIT[node.name]
+    return "" if "staticmethod" in decorators else "cls" if "classmethod" in decorators else "self"
 
 
 def _maker(node: ast.stmt) -> list[str] | None:

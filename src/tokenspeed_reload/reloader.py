@@ -158,7 +158,7 @@ class Reloader:
             ReloadError: a file that cannot be read or has a syntax error.
         """
         sources = sources if sources is not None else self.read(modules)
-        analysis = self._analyse(sources)
+        analysis = self._analyse(sources, _to_nobody)
         why, inputs = analysis.why, analysis.inputs
         plan = Plan(
             modules=[ReloadedModule(name, why[name]) for name in inputs.modules],
@@ -209,7 +209,8 @@ class Reloader:
             raise ReloadInProgress
         started = time.perf_counter()
         sources = sources if sources is not None else self.read(modules)
-        analysis = self._analyse(sources, progress)
+        tell = progress if progress is not None else _to_nobody
+        analysis = self._analyse(sources, tell)
         why, inputs = analysis.why, analysis.inputs
         codes = analysis.codes
         report = Report(
@@ -220,7 +221,7 @@ class Reloader:
         )
         foreign = {name: self._foreign_names(name) for name in inputs.modules}
         report.seconds["plan"] = time.perf_counter() - started
-        patch = Patch(self, self._finder, inputs, codes, sources, self._padding, report, settle, progress)
+        patch = Patch(self, self._finder, inputs, codes, sources, self._padding, report, settle, tell)
         log = patch.run()
 
         def close(committed: bool) -> None:
@@ -325,15 +326,14 @@ class Reloader:
             known = self._parsed[name] = _parse(name, source, known)
         return known
 
-    def _analyse(self, sources: Sources, progress: Callable[[str], None] | None = None) -> _Analysis:
+    def _analyse(self, sources: Sources, tell: Callable[[str], None]) -> _Analysis:
         self._check(sources.modules)
         codes: dict[str, CodeType] = {}
         parsed: dict[str, Definitions] = {}
         for name, source in sources.modules.items():
             codes[name] = _checked(name, source, compile_source)
             parsed[name] = _parse(name, source, self._definitions(name))
-            if progress is not None:
-                progress(f"the comparison of {name}")
+            tell(f"the comparison of {name}")
         why = dict.fromkeys(sources.modules, "named" if sources.named else "edited")
         candidates = {
             name: record
@@ -373,6 +373,10 @@ class _Analysis:
     why: dict[str, str]
     inputs: Inputs
     codes: dict[str, CodeType]
+
+
+def _to_nobody(what: str) -> None:
+    """Takes the progress of a reload that nobody follows."""
 
 
 def _parse(name: str, source: SourceText, previous: Definitions | None) -> Definitions:

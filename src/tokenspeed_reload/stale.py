@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -15,7 +15,7 @@ from tokenspeed_reload.framelocals import local_variables
 from tokenspeed_reload.merge import Replaced
 from tokenspeed_reload.report import Stale
 from tokenspeed_reload.undo import elements_of, items_of
-from tokenspeed_reload.values import attributes_of, is_a
+from tokenspeed_reload.values import attributes_of, home_told, is_a, module_name
 
 _LEVELS = 3
 _HOLDERS = 8
@@ -23,15 +23,26 @@ _SEARCHES = 8
 
 
 def find_stale(
-    replaced: list[Replaced], hidden: Iterable[Any], tell: Callable[[str], None] = lambda what: None
+    replaced: list[Replaced],
+    hidden: Iterable[Any],
+    recorded: Container[str],
+    tell: Callable[[str], None] = lambda what: None,
 ) -> list[Stale]:
-    """Name who holds an object that could not follow; `hidden` are holders of the reload itself.
+    """Name who holds an object that could not follow.
 
-    Each object takes some passes over all objects of the process: `tell` is called after it.
+    Each object takes some passes over all objects of the process.
+
+    Args:
+        replaced: the objects, each with its reason; those that turn out to be held are marked.
+        hidden: holders of the reload itself.
+        recorded: names of the modules whose own bindings the reload has seen to.
+        tell: called after each object.
     """
+    others = {id(entry.old) for entry in replaced if not entry.goes_on}
+    replaced[:] = [entry for entry in replaced if not (entry.goes_on and id(entry.old) in others)]
     if not replaced:
         return []
-    search = _Search(replaced, hidden)
+    search = _Search(replaced, hidden, recorded)
     holders: dict[int, list[str]] = {}
     searches: Counter[tuple[str, str]] = Counter()
     found: dict[tuple[str, str], list[str]] = {}
@@ -42,7 +53,7 @@ def find_stale(
             if searches[key] > _SEARCHES:  # each is a pass over all objects: who holds the first of them tells enough
                 entry.is_held = True
                 continue
-            holders[id(entry.old)] = search.holders(entry.old)
+            holders[id(entry.old)] = search.holders(_Target(entry, recorded))
             tell(f"the search for holders of {entry.definition}")
         held_by = holders[id(entry.old)]
         entry.is_held = entry.is_held or bool(held_by)
@@ -59,29 +70,59 @@ class _Step:
     path: str
 
 
+class _Target:
+    """The object whose holders are sought, and which of them are no news."""
+
+    def __init__(self, entry: Replaced, recorded: Container[str]) -> None:
+        self.value = entry.old
+        self.inside = _inside(entry.old)
+        self._goes_on = entry.goes_on
+        self._recorded = recorded
+        home = module_name(entry.old) if is_a(entry.old, ModuleType) else home_told(entry.old)
+        self._package = (home or "").partition(".")[0]
+        self._is_foreign = home not in recorded
+
+    def is_rightful(self, module: str) -> bool:
+        """True for a module whose name for the object is right after the reload, since it has it from its home."""
+        if not self._goes_on:
+            return False
+        is_at_home = module.partition(".")[0] == self._package
+        return is_at_home or module in self._recorded or is_a(self.value, ModuleType)
+
+    def is_home(self, name: str) -> bool:
+        """True for a holder of the library that the object is part of, by the holder's dotted name."""
+        return self._goes_on and self._is_foreign and name.partition(".")[0] == self._package
+
+    def is_import(self, holder: Any, key: Any) -> bool:
+        """True for a dict that has the object, a module, as an import gives it."""
+        if not self._goes_on or not is_a(self.value, ModuleType):
+            return False
+        name = module_name(self.value)
+        return holder is sys.modules or key in (name, name.partition(".")[0], name.rpartition(".")[2])
+
+
 class _Search:
     """Walks up from an object to the modules, classes and instances that hold it."""
 
-    def __init__(self, replaced: list[Replaced], hidden: Iterable[Any]) -> None:
-        self._target: Any = None
-        self._inside: set[int] = set()
+    def __init__(self, replaced: list[Replaced], hidden: Iterable[Any], recorded: Container[str]) -> None:
         self._names = {id(vars(m)): n for n, m in list(sys.modules.items()) if is_a(m, ModuleType)}
-        self._ignored = {id(item) for item in hidden} | {id(hidden), id(replaced), id(self.__dict__)}
-        self._classes = {id(entry.old) for entry in replaced if is_a(entry.old, type) and not entry.is_part}
+        self._ignored = {id(item) for item in hidden} | {id(hidden), id(replaced), id(recorded)}
+        self._classes = {
+            id(entry.old) for entry in replaced if is_a(entry.old, type) and not (entry.is_part or entry.goes_on)
+        }
         for entry in replaced:
             self._ignored |= {id(entry), id(vars(entry))}
         self._locals = local_variables()
 
-    def holders(self, target: Any) -> list[str]:
-        """The places that hold `target`, at most a handful."""
+    def holders(self, target: _Target) -> list[str]:
+        """The places that hold the target, at most a handful."""
         found: list[str] = []
-        level = [_Step(target, "")]
-        seen = {id(target)}
-        self._target, self._inside = target, _inside(target)
+        level = [_Step(target.value, "")]
+        seen = {id(target.value)}
         for _ in range(_LEVELS):
             above: list[_Step] = []
             for step in level:
-                names, further, is_kept = self._above(step, seen)
+                names, further, is_kept = self._above(step, target, seen)
                 found.extend(names)
                 above.extend(further)
                 if step.path and not names and not further and not is_kept:
@@ -90,7 +131,7 @@ class _Search:
         found.extend(f"{_kind(step.value)}{step.path}" for step in level)
         return list(dict.fromkeys(found))[:_HOLDERS]
 
-    def _above(self, step: _Step, seen: set[int]) -> tuple[list[str], list[_Step], bool]:
+    def _above(self, step: _Step, target: _Target, seen: set[int]) -> tuple[list[str], list[_Step], bool]:
         """The names of the holders that have one, the others to go on with, and whether an undo needs it."""
         variables = self._locals.get(id(step.value), ())
         names = [f"{function} (local variable {name}{step.path})" for function, name in variables]
@@ -101,18 +142,24 @@ class _Search:
             if id(holder) in self._classes:
                 is_kept = True  # who holds the class is told of the class
                 continue
-            if id(holder) in self._inside or id(holder) in seen:
+            if id(holder) in target.inside or id(holder) in seen:
                 is_kept = True  # a part of the object itself, or one that is followed already
                 continue
             if id(holder) in self._ignored or _is_part(holder, step.value):
                 is_kept = is_kept or _is_ours(holder) or id(holder) in self._ignored
                 continue
             seen.add(id(holder))
+            if self._is_rightful(holder, step, target):
+                is_kept = True
+                continue
             name, path = self._describe(holder, step.value, step.path)
             if name and self._is_kept_for_undo(holder, referrers):
                 is_kept = True
                 continue
-            if name and self._is_own_object(holder):
+            if name and target.is_home(name):
+                is_kept = True
+                continue
+            if name and self._is_own_object(holder, target):
                 name, path = "", step.path or _attribute(holder, step.value)
             if name:
                 names.append(name)
@@ -132,11 +179,20 @@ class _Search:
         del referrers
         return bool(others) and all(id(other) in self._ignored for other in others)
 
-    def _is_own_object(self, holder: Any) -> bool:
-        """True for an object of the class that the class itself holds; whoever else does is to be named."""
-        if self._target is not type(holder):
+    def _is_rightful(self, holder: Any, step: _Step, target: _Target) -> bool:
+        """True for a namespace that has the target itself as an import from its home gives it."""
+        if step.value is not target.value or not is_a(holder, dict):
             return False
-        return any(id(other) in self._inside for other in gc.get_referrers(holder))
+        module = self._names.get(id(holder))
+        if module is not None and target.is_rightful(module):
+            return True
+        return target.is_import(holder, next((k for k, v in items_of(holder) if v is step.value), None))
+
+    def _is_own_object(self, holder: Any, target: _Target) -> bool:
+        """True for an object of the class that the class itself holds; whoever else does is to be named."""
+        if target.value is not type(holder):
+            return False
+        return any(id(other) in target.inside for other in gc.get_referrers(holder))
 
     def _describe(self, holder: Any, value: Any, path: str) -> tuple[str, str]:
         """A finished name, or an empty one and the path so far."""
@@ -149,8 +205,10 @@ class _Search:
         if is_a(holder, list | tuple):
             index = next((i for i, v in enumerate(elements_of(holder)) if v is value), "...")
             return "", f"[{index}]{path}"
-        if is_a(holder, CellType | set | frozenset):
+        if is_a(holder, CellType | set | frozenset | staticmethod | classmethod | property):
             return "", path
+        if is_a(holder, MethodType):
+            return "", f"{_attribute_of_method(holder, value)}{path}"
         if is_a(holder, FunctionType | type):
             return f"{holder.__module__}.{holder.__qualname__}", ""
         return f"{_kind(holder)}{_attribute(holder, value)}{path}", ""
@@ -187,6 +245,10 @@ def _inside(target: Any) -> set[int]:
 
 def _attribute(holder: Any, value: Any) -> str:
     return next((f".{name}" for name, item in list(_state(holder).items()) if item is value), "")
+
+
+def _attribute_of_method(method: MethodType, value: Any) -> str:
+    return ".__func__" if method.__func__ is value else ".__self__"
 
 
 def _state(value: Any) -> Mapping[str, Any]:

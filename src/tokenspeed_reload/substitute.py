@@ -107,11 +107,13 @@ class Substitution:
             replaced: objects that have another one in their place; the list is emptied.
             ignored: gives the identities of holders that keep them, at any time.
         """
+        merge = self._merge
+        own = (self._kept, merge.live_of, merge.new_of, merge.young, merge.discarded, merge.touched, merge.patched)
         sought = tuple(replaced)
         replaced.clear()
         while sought:
             known = len(self._kept)
-            ours = {id(sought), id(self._kept), id(self._live_of)} | ignored()
+            ours = {id(sought), *map(id, own)} | ignored()
             referrers = gc.get_referrers(*sought)  # the call is given this very tuple
             self.in_holders([holder for holder in referrers if id(holder) not in ours and _is_holder(holder)])
             del referrers
@@ -180,6 +182,8 @@ class Substitution:
 
     def _dict(self, holder: dict[Any, Any]) -> None:
         items = items_of(holder)
+        if any(type(key) is int and _is_at(value, key) for key, value in items):
+            return  # the table in which CPython keeps what derives from a class
         changed = {key: value for key, value in items if type(key) is str and id(value) in self._live_of}
         if len(changed) == sum(id(key) in self._live_of or id(value) in self._live_of for key, value in items):
             if not self._is_young(holder) and not self._covered(holder):
@@ -268,6 +272,14 @@ class Substitution:
 def _is_holder(value: Any) -> bool:
     is_own = type(value).__module__.startswith("tokenspeed_reload.")
     return not is_own and not is_a(value, FrameType | GetSetDescriptorType)
+
+
+def _is_at(reference: Any, address: int) -> bool:
+    """True for a weak reference to a class at this address."""
+    if type(reference) is not weakref.ref:
+        return False
+    referent = reference()
+    return is_a(referent, type) and id(referent) == address
 
 
 def _class_dict(cls: type) -> Any:

@@ -74,7 +74,8 @@ def _look(value: Any, tops: set[str]) -> tuple[Any, list[Any]]:
             return None, []
         members = list(type.__getattribute__(value, "__dict__").items())
         bases = type.__getattribute__(value, "__bases__")
-        return [_by_identity(members), [id(b) for b in bases], id(kind)], [*(v for _, v in members), *bases]
+        derived = [id(cls) for cls in type.__subclasses__(value)]
+        return [_by_identity(members), [id(b) for b in bases], derived, id(kind)], [*(v for _, v in members), *bases]
     entry: list[Any] = [id(kind)]
     inner: list[Any] = []
     if isinstance(value, dict):

@@ -100,8 +100,6 @@ MOVES = "what an import gives decides"
 CONDITIONS = "which branch runs decides"
 NOT_FORESEEN = dict.fromkeys(
     (
-        "a decorated method and wrapper classes",
-        "a decorator is removed",
         "a decorator that becomes a class",
         "a class decorator that becomes a function",
         "decorators that fill a registry",
@@ -109,7 +107,6 @@ NOT_FORESEEN = dict.fromkeys(
         "dataclasses: fields, order, frozen, slots, kw_only",
         "slots dataclass gains a field",
         "singledispatch",
-        "context: an abstract base gets a concrete method",
         "a cached function of another size is held",
         "a wrapper gives way to the plain function",
         "a wrapper that is bound to a class attribute from outside",
@@ -124,8 +121,6 @@ NOT_FORESEEN |= dict.fromkeys(
         "lambdas in tables and defaults",
         "keyword default objects of edited classes",
         "a slots subclass in another module and outside, containers of the class",
-        "name mangling and renamed class",
-        "instances that other modules made",
         "type() and make_dataclass at run time",
         "type() and dynamic classes",
         "mixins and class factories over modules",
@@ -139,19 +134,14 @@ NOT_FORESEEN |= dict.fromkeys(
 )
 NOT_FORESEEN |= dict.fromkeys(
     (
-        "conditional definitions",
-        "class bodies that compute",
-        "constants imported under a name and used in defaults and class bodies",
         "try and except around imports and definitions",
         "a conditional override after the definition",
-        "a chained comparison of versions and feature flags",
-        "TYPE_CHECKING and conditional",
-        "elif and nested conditions",
     ),
     CONDITIONS,
 )
 NOT_FORESEEN |= dict.fromkeys(
-    ("a definition moves to another module", "a class that moves to a new file is held outside"), MOVES
+    ("a class that moves to a new file is held outside",),
+    MOVES,
 )
 """Cases of which a plan cannot know all, since nothing has run yet, and why."""
 

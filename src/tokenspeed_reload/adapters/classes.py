@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import enum
+import functools
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Literal
 
@@ -118,6 +119,9 @@ class ClassAdapter:
             if type(old) is type(value) and type(value) in CONTAINERS and value:
                 refill(old, value, where, merge)
             return
+        elif is_called_otherwise(old, value):
+            stays = merge.resolve(value)
+            self._leave(live, old, f"{OTHER_KIND}: {type(value).__name__}", where, merge)
         elif name == "__annotations__":
             resolved = merge.resolved(value)
             stays = old if same_dict(old, resolved) else resolved
@@ -139,6 +143,19 @@ class ClassAdapter:
         if stays is value and has_method(stays, "__set_name__"):
             type(stays).__set_name__(stays, live, name)
         merge.touch(live, counts=name not in _POSITIONS)
+
+    def _leave(self, live: Any, member: Any, why: str, where: str, merge: Merge) -> None:
+        """Let the functions of a member go on with their old code: whoever holds them calls them as before."""
+        todo = [value for value in _functions_in(member).values() if _is_member(value, live)]
+        seen: set[int] = set()
+        while todo:
+            function = todo.pop()
+            if type(function) is FunctionType and id(function) not in seen:
+                seen.add(id(function))
+                if merge.is_old_code(function):
+                    merge.pinned[id(function)] = function
+                    merge.replace(where, function, why)
+                todo += [function.__dict__.get("__wrapped__"), *map(cell_value, function.__closure__ or ())]
 
     def _note_edit(self, where: str, member: Any, kind: Literal["added", "removed"], merge: Merge) -> None:
         """A function that came or went is an edit of what runs under its name."""
@@ -193,6 +210,18 @@ def _functions_in(member: Any) -> dict[str, Any]:
     if type(member) is property:
         return {"get": member.fget, "set": member.fset, "delete": member.fdel}
     return {"call": member.__func__ if type(member) in (staticmethod, classmethod) else member}
+
+
+def is_called_otherwise(old: Any, new: Any) -> bool:
+    """True for two kinds of methods of which the functions are given different things first: self, a class, nothing."""
+    return {convention_of(old), convention_of(new)} in ({"", "self"}, {"", "cls"}, {"self", "cls"})
+
+
+def convention_of(member: Any) -> str | None:
+    """What the function of a member is given first: "self", "cls", "" for nothing, None if that is not known."""
+    if is_a(member, staticmethod | classmethod):
+        return "cls" if is_a(member, classmethod) else ""
+    return "self" if is_a(member, FunctionType | property | functools.cached_property) else None
 
 
 def _same_layout(live: type, new: type) -> bool:

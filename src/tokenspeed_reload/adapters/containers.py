@@ -15,8 +15,8 @@ CONTAINERS = (*MAPPINGS, list, deque, set)
 
 def merge_container(live: Any, new: Any, where: str, merge: Merge) -> Any:
     """Give a live container the contents of a new one; functions and classes in it are updated in place."""
-    if id(live) in merge.new_of:
-        return new
+    if id(live) in merge.new_of or (is_a(live, deque) and live.maxlen != new.maxlen):
+        return new  # the limit of a deque is fixed when it is made
     merge.follow(live, new)
     if is_a(live, MAPPINGS):
         for key, value in new.items():

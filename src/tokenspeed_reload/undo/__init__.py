@@ -42,6 +42,7 @@ from tokenspeed_reload.undo.objects import (
     slots_of,
 )
 from tokenspeed_reload.undo.places import Attribute, Exchange, LineCache, Participant, ParticipantState
+from tokenspeed_reload.undo.subclasses import NewClasses, SubclassOrder, outside_of, set_bases
 
 __all__ = [
     "MISSING",
@@ -63,11 +64,13 @@ __all__ = [
     "ListContents",
     "MethodWrapper",
     "NamedValues",
+    "NewClasses",
     "Participant",
     "ParticipantState",
     "Record",
     "Registrations",
     "SetContents",
+    "SubclassOrder",
     "UndoLog",
     "cell_value",
     "elements_of",
@@ -75,10 +78,12 @@ __all__ = [
     "is_abstract",
     "items_of",
     "kept_containers",
+    "outside_of",
     "register_only",
     "registered_with",
     "replace_dict",
     "replace_elements",
+    "set_bases",
     "set_class",
     "set_code",
     "set_item",

@@ -93,7 +93,9 @@ class _Sweep:
 
     def run(self, kernels: list[Any]) -> None:
         """Renew what was made at run time, then invalidate what depends on a change."""
-        gone = {id(d) for d in self._merge.discarded} | {id(entry.old) for entry in self._merge.replaced}
+        gone = {id(d) for d in self._merge.discarded} | {
+            id(entry.old) for entry in self._merge.replaced if not entry.goes_on
+        }
         kernels = [k for k in kernels if id(k) not in gone]
         for kernel in kernels:
             if type(kernel.fn) is FunctionType:
