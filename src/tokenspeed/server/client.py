@@ -74,6 +74,8 @@ class EngineClient:
         self._calls = Calls()
         self._suspects = Suspects(self._submit, self._give)
         self._link: Link | None = None
+        self._was_of_use = False
+        """Whether the ranks have computed or answered anything."""
         self._unavailable: EngineUnavailable | None = EngineUnavailable(
             "the engine is still starting; try again when it is ready"
         )
@@ -90,6 +92,7 @@ class EngineClient:
         if self._closed is self._unavailable:
             self._closed = None
         self._link, self._unavailable = link, None
+        self._was_of_use = False
         self.progress.begin_again()
         self._definitions = Definitions(self._send)
         self.cache_events.begin_again()
@@ -110,11 +113,17 @@ class EngineClient:
             if not entry.given:
                 self._submit(entry)
 
-    def lose(self, error: EngineLost, work: Work = NOTHING) -> None:
-        """The ranks are gone, and left word of their `work`: end what cannot go on, and keep the rest for others."""
+    def lose(self, error: EngineLost, work: Work = NOTHING) -> bool:
+        """The ranks are gone, and left word of their `work`: end what cannot go on, and keep the rest for others.
+
+        Returns:
+            Whether they have done anything, or were about to.
+        """
+        ran = self.journal.lose(work)
+        at_work = bool(self._was_of_use or ran or self._calls or work.reload)
         self._link, self._unavailable = None, EngineUnavailable(f"the ranks are being replaced: {error}")
         self._calls.lose(error, self._where_it_stood(work))
-        for guilty in self._suspects.lose(self.journal.lose(work), self.journal):
+        for guilty in self._suspects.lose(ran, self.journal):
             sentence = f"the ranks were lost {len(guilty.losses)} times while this request ran ({error})"
             self._fail_request(guilty.request_id, TokenSpeedError(sentence))
         for entry in list(self.journal):
@@ -135,6 +144,7 @@ class EngineClient:
         )
         self._take_status(ReloadStatus(state="idle", generation=loads.generation))
         self._changed.set()
+        return at_work
 
     def _where_it_stood(self, work: Work) -> ReloadStatus | None:
         """The reload that the ranks were at. What they said last of it may have been lost with them."""
@@ -259,6 +269,7 @@ class EngineClient:
         match message:
             case Outputs():
                 self._take_loads(message.loads)
+                self._was_of_use = self._was_of_use or bool(message.outputs)
                 for output in message.outputs:
                     self._take(output)
             case Admitted():
@@ -293,6 +304,7 @@ class EngineClient:
                 held[1].admitted = now
 
     def _take_reply(self, reply: CallReply) -> None:
+        self._was_of_use = True
         call = self._calls.answer(reply)
         if isinstance(call, Pause | Continue) and reply.body.get("success"):
             # The ranks tell it with their loads as well, but they may be lost before.

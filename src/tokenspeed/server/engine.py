@@ -25,6 +25,9 @@ SLOW_TIMEOUT = 600.0
 TRIES = 2
 """Times that a set of ranks is started to replace a lost one."""
 
+MOST_IDLE = 5
+"""Sets of ranks in a row that may be lost before they were asked for anything: there is no request or call to blame."""
+
 
 class Engine:
     """Keeps ranks at work for `client`: when one is lost all are killed, and a new set takes over what is owed.
@@ -47,6 +50,8 @@ class Engine:
         self._command = command
         self._on_starting = on_starting
         self._started = 0
+        self._idle = 0
+        """Sets of ranks that were lost in a row without having done anything."""
         self._current: Incarnation | None = None
 
     async def run(self) -> None:
@@ -100,12 +105,15 @@ class Engine:
         """Ranks that serve in place of those of `dead`.
 
         Raises:
-            EngineLost: when they do not start.
+            EngineLost: when they do not start, or do not stay whatever they are asked.
         """
         where = f" at {lost.file}:{lost.line}" if lost.file else ""
         log.warning("%s%s; the ranks are replaced, %d request(s) are kept", lost, where, len(self._client.journal))
         begun = time.monotonic()
-        self._client.lose(lost, await dead.end())
+        self._idle = 0 if self._client.lose(lost, await dead.end()) else self._idle + 1
+        if self._idle == MOST_IDLE:
+            sentence = f"{lost}; {MOST_IDLE} sets of ranks in a row were lost before they had anything to do"
+            raise EngineLost(sentence, rank=lost.rank, exit_code=lost.exit_code)
         failures: list[TokenSpeedError] = []
         while len(failures) < TRIES:
             incarnation = self._begin(config, _log_starting)

@@ -55,7 +55,8 @@ BLOCK_SIZE = 16
 
 
 class Behaviour(msgspec.Struct, frozen=True):
-    """What a test wants of the engine. `start` is `ready`, `never`, `failed` or an exit code.
+    """What a test wants of the engine. `start` is `ready`, `unstable` (which ends then), `never`, `failed` or
+    an exit code.
 
     `restarts` are the same for the sets of ranks that replace the first; the last one holds for all further ones.
     A request whose prompt has the token `poison` ends the rank, one with `broken` makes a step fail.
@@ -137,6 +138,11 @@ class EchoEngine:
             raise SystemExit(3)
         if self.start != "never":
             self.send(Ready(info=self.info()))
+        if self.start == "unstable":
+            self.source.close()
+            self.sink.close()  # once all is sent
+            self.context.term()
+            raise SystemExit(5)
         while True:
             idle = None if self.paused or not self.running else 0
             while self.source.poll(idle):

@@ -148,6 +148,14 @@ async def test_two_failed_starts_end_the_server(serving: Callable[..., Any], gen
         assert await asyncio.to_thread(engine.front.process.wait, PATIENCE) == 3
 
 
+async def test_ranks_that_are_lost_whatever_they_do_end_the_server(serving: Callable[..., Any]) -> None:
+    async with serving(restarts=("unstable",)) as engine:
+        os.kill(engine.front.rank_pid(0), signal.SIGKILL)
+        failed = await asyncio.to_thread(engine.front.wait_for, "failed")
+        assert failed["message"].endswith("; 5 sets of ranks in a row were lost before they had anything to do")
+        assert await asyncio.to_thread(engine.front.process.wait, PATIENCE) == failed["exit_code"] == 1
+
+
 async def test_a_stop_during_a_replacement_is_obeyed(serving: Callable[..., Any], generate_request: Ask) -> None:
     async with serving(restarts=("never",), step_seconds=0.02, **ENDLESS) as engine:
         call = aiter(engine.stub.Generate(generate_request("hello", stream=True, ignore_eos=True)))

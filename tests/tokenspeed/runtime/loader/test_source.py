@@ -12,7 +12,10 @@ from transformers import LlamaForCausalLM
 
 from tokenspeed.errors import ModelError
 from tokenspeed.runtime.config import ModelOptions
+from tokenspeed.runtime.loader import bundled
 from tokenspeed.runtime.loader.source import ModelSource, resolve
+from tokenspeed.runtime.protocol.state import A_DOWNLOAD
+from tokenspeed_kernel.progress import PROGRESS
 
 WriteGGUF = Callable[..., Path]
 
@@ -28,6 +31,20 @@ def directory(tmp_path: Path, tiny_llama: LlamaForCausalLM) -> Path:
     (path / "generation_config.json").unlink(missing_ok=True)
     (path / "tokenizer.json").write_text("{}")
     return path
+
+
+def test_a_download_is_told_as_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def fetch(progress: Callable[[str], None]) -> Path:
+        seen.append(PROGRESS.waiting_for)
+        return directory
+
+    monkeypatch.setattr(bundled, "fetch_smollm2", fetch)
+    monkeypatch.setattr(PROGRESS, "waiting_for", None)
+    assert find("smollm2").path == directory
+    assert find(directory).path == directory
+    assert (seen, PROGRESS.waiting_for) == ([A_DOWNLOAD], None)
 
 
 def test_a_directory(directory: Path) -> None:

@@ -20,6 +20,7 @@ from tokenspeed.runtime.loader.source import ModelSource, resolve
 from tokenspeed.runtime.loader.weights import checkpoint_weights, load_weights
 from tokenspeed.runtime.models.base import CausalLM
 from tokenspeed.runtime.models.registry import build_model
+from tokenspeed_kernel.progress import PROGRESS
 
 CPU = torch.device("cpu")
 
@@ -66,6 +67,14 @@ def test_every_form_of_one_checkpoint_is_the_same_model(
     assert_equal(single, loaded(find(tmp_path / "sharded")))
     assert_equal(single, loaded(find(write_gguf(llama_tensors(tiny_llama)))))
     assert_equal(single, loaded(find(directory, "safetensors")))
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_each_weight_shows_that_the_load_gets_on(directory: Path, load_format: str) -> None:
+    source, before = find(directory, load_format), PROGRESS.count
+    weights = len(loaded(source).weight_slots())
+    assert PROGRESS.count >= before + weights
+    assert PROGRESS.what.startswith("load ")
 
 
 def test_the_same_weights_can_be_loaded_again(directory: Path) -> None:
