@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,8 +22,13 @@ from tokenspeed.runtime.protocol.sampling import Grammar
 from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.errors import QueueFull, UnsupportedCall
 
+log = logging.getLogger(__name__)
+
 TIME_LIMIT = 30.0
 """Seconds for one grammar."""
+
+LOAD_LIMIT = 120.0
+"""Seconds that the worker gets to load what it needs. A grammar that ends in time or not is told behind them."""
 
 MEMORY_LIMIT = 2 * 2**30
 """Bytes for one grammar."""
@@ -56,11 +63,18 @@ class GrammarCompiler:
     """
 
     def __init__(
-        self, on_first: Callable[[], None], time_limit: float = TIME_LIMIT, memory_limit: int = MEMORY_LIMIT
+        self,
+        on_first: Callable[[], None],
+        time_limit: float = TIME_LIMIT,
+        memory_limit: int = MEMORY_LIMIT,
+        load_limit: float = LOAD_LIMIT,
     ) -> None:
         self._on_first = on_first
         self._time_limit = time_limit
         self._memory_limit = memory_limit
+        self._patience = load_limit + time_limit
+        self._heard = 0.0
+        """When the last outcome came, or the first of those that wait was asked for."""
         self._numbers = itertools.count(1)
         self._outcomes: OrderedDict[Source, Outcome] = OrderedDict()
         self._bytes = 0
@@ -109,6 +123,8 @@ class GrammarCompiler:
         if source not in self._waiting:
             if len(self._waiting) >= MOST_WAITING:
                 raise QueueFull(f"{MOST_WAITING} grammars are waiting to be compiled; try again later")
+            if not self._waiting:
+                self._heard = time.monotonic()
             compilation = Compilation(next(self._numbers), asyncio.get_running_loop().create_future())
             self._waiting[source] = compilation
             self._sources[compilation.number] = source
@@ -116,11 +132,21 @@ class GrammarCompiler:
         compilation = self._waiting[source]
         compilation.clients += 1
         try:
-            return await asyncio.shield(compilation.outcome)
+            return await self._outcome_of(compilation)
         finally:
             compilation.clients -= 1
             if not compilation.clients:
                 self._cancel(source, compilation)
+
+    async def _outcome_of(self, compilation: Compilation) -> Outcome:
+        while not compilation.outcome.done():
+            left = self._heard + self._patience - time.monotonic()
+            if left <= 0:
+                log.warning("the compiler of grammars has said nothing for %g s; it is ended", self._patience)
+                await self.close()
+            else:
+                await asyncio.wait([compilation.outcome], timeout=left)
+        return compilation.outcome.result()
 
     def _cancel(self, source: Source, compilation: Compilation) -> None:
         """Nobody waits any more: unless it has ended, it goes on for nobody."""
@@ -180,6 +206,7 @@ class GrammarCompiler:
             compilation.outcome.set_exception(TokenSpeedError("the compiler of grammars ended; see its messages above"))
 
     def _take(self, outcome: Outcome) -> None:
+        self._heard = time.monotonic()
         source = self._sources.pop(outcome.number, None)
         if source is None:
             return  # it was cancelled when it was about to end

@@ -21,7 +21,7 @@ AT_REST = ("messages", A_DOWNLOAD)
 """What rank 0 waits for when there is nothing to do, or nothing that it could hasten; the others wait for rank 0."""
 
 FRESH = 10.0
-"""Seconds for which a rank's last sign tells what it does; half of the limit, where that is less."""
+"""Seconds for which a rank's last sign tells what it does; two thirds of the limit, where that is less."""
 
 
 class Judge:
@@ -95,7 +95,7 @@ class Judge:
 
     def _is_fresh(self, rank: int) -> bool:
         limit = self._limit()
-        fresh = min(FRESH, limit / 2) if limit else FRESH
+        fresh = min(FRESH, limit * 2 / 3) if limit else FRESH
         return self._signs[rank] is not None and self._now - self._heard[rank] <= fresh
 
     def _at_rest(self) -> bool:

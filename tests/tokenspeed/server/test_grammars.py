@@ -126,6 +126,17 @@ async def test_one_that_takes_too_much_memory_ends_alone(compilers: Compilers) -
     assert await compiler.compile(regex("b"))
 
 
+async def test_a_worker_that_stands_still_is_replaced(compilers: Compilers) -> None:
+    compiler = compilers.start(load_limit=4.0, time_limit=1.0)
+    waiting = [asyncio.create_task(compiler.compile(regex(text))) for text in "ab"]
+    await until(lambda: bool(compilers.processes()))
+    for process in compilers.processes():
+        process.suspend()
+    for each in waiting:
+        with pytest.raises(TokenSpeedError, match="the compiler of grammars ended"):
+            await each
+
+
 async def test_what_nobody_waits_for_is_given_up_and_a_killed_worker_is_replaced(compilers: Compilers) -> None:
     compiler = compilers.start()
     await compiler.compile(regex("a"))
