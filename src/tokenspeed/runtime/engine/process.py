@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import zmq
 
 from tokenspeed.errors import TokenSpeedError, cause_of
 from tokenspeed.runtime.config import Config
@@ -68,6 +69,7 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None, generation: int) ->
     finally:
         outbox.close()
         channel.close()
+        zmq.Context.instance().destroy()  # once what was said last is on its way
     return 0
 
 
