@@ -46,6 +46,7 @@ class Judge:
         """Seconds that this process has been running, as far as it looked."""
         self._since = 0.0
         """When a mark was last passed, or the ranks were last at rest."""
+        self._last_limit: float | None = None
         self._signs: list[Sign | None] = [None] * size
         self._heard = [0.0] * size
 
@@ -62,9 +63,10 @@ class Judge:
         now = self._clock()
         self._now += min(now - self._looked, LONGEST_TICK)
         self._looked = now
-        if self._at_rest() or self._debugged():
-            self._since = self._now
         limit = self._limit()
+        # Under another limit they do something else, of which the last sign may not tell yet.
+        if limit != self._last_limit or self._at_rest() or self._debugged():
+            self._since, self._last_limit = self._now, limit
         return self._loss(limit) if limit and self._now - self._since > limit else None
 
     def place(self, error: EngineLost) -> EngineLost:
