@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from tokenspeed_reload.errors import ReloadError, describe
@@ -145,7 +146,7 @@ def _other_form(file: str) -> str:
 
 
 def _locations(package: str) -> list[str]:
-    """The directories of a package, told by its nearest loaded parent; nothing is imported."""
+    """The directories of a package, told by its nearest loaded parent, or `sys.path`; nothing is imported."""
     head, rest = package, ""
     while head:
         module = sys.modules.get(head)
@@ -155,7 +156,11 @@ def _locations(package: str) -> list[str]:
             return [entry for entry in directories if os.path.isdir(entry)]  # noqa: PTH112
         head, _, last = head.rpartition(".")
         rest = f"{last}.{rest}" if rest else last
-    return []
+    top, *below = package.split(".")
+    spec = PathFinder.find_spec(top) if top not in sys.modules else None
+    found = spec.submodule_search_locations if spec is not None else None
+    directories = [str(Path(entry, *below)) for entry in found or ()]
+    return [entry for entry in directories if os.path.isdir(entry)]  # noqa: PTH112
 
 
 def _walk(package: str, root: str) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,8 @@ class ModuleInputs:
         lost: attributes of module-level names that no statement sets any more, as (name, attribute).
         remade: definitions that run again with all that is done to them.
         cleared: names that are taken away before the statements run, which bind those of them that stay.
-        again: new statements that bind what another statement, which is gone or moved, bound after them.
+        again: new statements that bind what another statement, which is gone or moved, bound after them, or that tried
+            to import what is there now.
         late: names that the module itself puts into its namespace when it is asked for them.
         aliases: statements that only give a name to a module, by identity of the statement.
         annotated: statements of which the annotation alone is evaluated, by identity of the statement.
@@ -98,6 +99,7 @@ class ModuleInputs:
         for statement in (*changes.added, *changes.removed):
             self.dirty |= statement.reads.binds
             self.dirty |= statement.reads.mutates & self.value_names
+        self.dirty |= {name for s in self.new.statements if id(s) in self.again for name in s.reads.binds}
         self._unmask()
         if not self.is_doubtful:
             self.reset()
@@ -125,7 +127,7 @@ class ModuleInputs:
             and id(statement) not in self.added | self.annotated
         }
         self.dirty |= names
-        self.again = {id(s) for s in self.new.statements if s.reads.binds & names}
+        self.again |= {id(s) for s in self.new.statements if s.reads.binds & names}
         if not self.removed:
             return
         for statement in self.new.statements:
@@ -168,3 +170,15 @@ class ModuleInputs:
                 names = statement.reads.binds - self.new.keep
                 self.dirty |= names
                 self.rebuilt |= names & self.value_names
+
+
+def tried_imports(name: str, definitions: Definitions, modules: Collection[str]) -> dict[int, str]:
+    """The statements of a module, by identity, that try to import one of these modules, each with that."""
+    found: dict[int, str] = {}
+    for statement in definitions.statements if modules else ():
+        if isinstance(statement.node, ast.Try):
+            for edge in import_edges(name, definitions.source, [statement.node]):
+                named = {edge.module, f"{edge.module}.{edge.name}"} & set(modules)
+                if edge.at_import and named:
+                    found[id(statement)] = min(named)
+    return found

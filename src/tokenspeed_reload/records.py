@@ -82,6 +82,7 @@ class Sources:
         pending: names of reloadable modules that changed but are left for later.
         outside: names of changed modules outside of the reloadable packages.
         deleted: names of loaded modules whose file is gone.
+        new: names of those that are not loaded and whose file has come since the last commit.
     """
 
     modules: dict[str, SourceText] = field(default_factory=dict)
@@ -90,6 +91,7 @@ class Sources:
     pending: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
 
     def notes(self, told: Collection[str] = ()) -> list[str]:
         """What to say of files that are gone, one sentence each, but for the modules in `told`."""

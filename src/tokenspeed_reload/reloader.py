@@ -20,7 +20,7 @@ from tokenspeed_reload.errors import ReloadError, ReloadInProgress, UnknownModul
 from tokenspeed_reload.inputs import Inputs
 from tokenspeed_reload.loader import SourceFinder, compile_source, within
 from tokenspeed_reload.merge import Adapter, Merge
-from tokenspeed_reload.moduleinputs import ModuleInputs
+from tokenspeed_reload.moduleinputs import ModuleInputs, tried_imports
 from tokenspeed_reload.patch import Patch
 from tokenspeed_reload.plan import Planner
 from tokenspeed_reload.records import Change, Origin, Records, Sources, SourceText
@@ -148,6 +148,7 @@ class Reloader:
             deleted=[
                 c.module for c in changes if c.kind == "deleted" and c.module in self.records.modules.keys() - names
             ],
+            new=[c.module for c in changes if c.kind == "new"],
         )
 
     def plan(self, modules: Iterable[str] | None = None, sources: Sources | None = None) -> Plan:
@@ -340,6 +341,10 @@ class Reloader:
             for name, record in self.records.modules.items()
             if self.records.live(name) is not None and (within(name, self.packages) or name in why)
         }
+        for name in candidates.keys() - why.keys() if sources.new else ():
+            found = tried_imports(name, self._definitions(name), sources.new)
+            if found:
+                why[name] = f"uses {min(found.values())}"
         users, doubtful = self._uses.users(why, candidates)
         why |= {name: f"uses {provider}" for name, provider in (users | doubtful).items()}
         modules: dict[str, ModuleInputs] = {}
@@ -350,7 +355,10 @@ class Reloader:
             namespace = vars(sys.modules[name])
             unseen = self._unseen(name, old)
             late = self._late(name, old)
-            modules[name] = ModuleInputs(name, old, new, namespace, unseen, late=late, is_doubtful=name in doubtful)
+            tried = set(tried_imports(name, new, sources.new))
+            modules[name] = ModuleInputs(
+                name, old, new, namespace, unseen, late=late, is_doubtful=name in doubtful, again=tried
+            )
             edges = import_edges(name, new.source, [s.node for s in new.statements])
             providers[name] = providers_of(edges, sys.modules, at_import=True)
         for name in why:  # what a module imports comes first, whatever objects it left there in an earlier version

@@ -315,3 +315,41 @@ def test_a_file_that_changes_while_the_reload_runs(project, late):
         assert [c.kind for c in project.reloader.changed()] == ["deleted", "deleted"]
     else:
         assert [c.module for c in project.reloader.changed()] == ["k", "m"]
+
+
+OPTIONAL = """
+try:
+    from pk.fast import run as impl
+except ImportError:
+    def impl(): return "slow"
+def go(): return impl()
+"""
+
+
+def test_an_optional_module_that_comes_is_taken(project, picture):
+    project.write(pk__init="", pk__m=OPTIONAL, pk__u="from pk.m import impl, go\ndef both(): return impl(), go()")
+    reloader = project.watch("pk")
+    m, u = project.load("pk.m"), project.load("pk.u")
+    held = {"go": m.go, "both": u.both, "slow": m.impl}
+    before = picture(held, ["pk"])
+    project.write(pk__fast="def run(): return 'fast'")
+    assert [c.kind for c in reloader.changed()] == ["new"]
+    assert ("pk.m", "uses pk.fast") in [(r.name, r.why) for r in reloader.plan().modules]
+    transaction = reloader.reload()
+    assert (held["go"](), held["both"]()) == ("fast", ("fast", "fast"))
+    assert "pk.m.impl" in [s.definition for s in transaction.report.stale]
+    transaction.undo()
+    assert picture(held, ["pk"]) == before
+    assert held["both"]() == ("slow", "slow")
+    project.reload()
+    assert held["both"]() == ("fast", "fast")
+    assert project.reload().modules == []
+
+
+def test_an_optional_module_that_was_always_there_and_fails_is_not_tried_again(project):
+    project.write(pk__init="", pk__m=OPTIONAL, pk__fast="import no_such_module_x")
+    reloader = project.watch("pk")
+    m = project.load("pk.m")
+    assert reloader.changed() == []
+    assert project.reload().modules == []
+    assert m.go() == "slow"
