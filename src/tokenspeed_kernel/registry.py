@@ -120,7 +120,6 @@ class Registry:
         self.overrides = Overrides()
         self._kernels: dict[str, Kernel] = {}
         self._withdrawn: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
-        self._chosen: dict[Request, Choice] = {}
 
     def register(self, kernel: Kernel) -> None:
         """Add a kernel; one of the same name takes over its fields and stays the object that others hold."""
@@ -148,12 +147,10 @@ class Registry:
             KernelError: none does.
         """
         request = Request(family, mode, device, dtype, capability_of(device), tuple(sorted(traits.items())))
-        choice = self.choose(request, self.overrides.wish(family, mode))
-        self._chosen.setdefault(request, choice)
-        return choice.kernel
+        return self.choose(request, self.overrides.wish(family, mode)).kernel
 
     def choose(self, request: Request, wish: Wish | None) -> Choice:
-        """What `select` would take, and why; nothing is remembered.
+        """What `select` takes, and why.
 
         Raises:
             KernelError: no kernel serves.
@@ -172,10 +169,6 @@ class Registry:
         passed = {kernel.name: f"has priority {kernel.priority}" for kernel in serving if kernel is not chosen}
         passed |= {name: reason for name, reason in refusals.items() if reason}
         return Choice(request, chosen, wish, tuple(sorted(passed.items())))
-
-    def choices(self) -> list[Choice]:
-        """What was selected in this process, in order of operation."""
-        return sorted(self._chosen.values(), key=lambda choice: (choice.request.operation, str(choice.request)))
 
     def permit(self, assignments: Sequence[str]) -> None:
         """Take `family.mode=solution` assignments as the flag --kernel gives them.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -71,6 +73,19 @@ def test_a_withdrawn_kernel_is_not_chosen_and_comes_back_as_the_same_object() ->
     registry.register(kernel("fast", "faster", priority=5))
     assert registry.select("norm", "scale", CPU, torch.float32) is held
     assert held() == "faster"
+
+
+def test_nobody_holds_a_kernel_that_was_selected_once_and_withdrawn() -> None:
+    registry = Registry()
+    registry.register(kernel("reference", "plain"))
+    fast = kernel("fast", "fast", priority=5)
+    registry.register(fast)
+    assert registry.select("norm", "scale", CPU, torch.float32) is fast
+    registry.withdraw("elsewhere", {"fast": fast.function})
+    gone = weakref.ref(fast)
+    del fast
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_callable_without_a_name_stays_when_a_module_withdraws() -> None:
@@ -171,12 +186,12 @@ def test_a_gpu_that_no_kernel_covers_is_one_sentence() -> None:
     )
 
 
-def test_what_was_chosen_is_kept_with_the_reason() -> None:
+def test_what_is_chosen_comes_with_the_reason() -> None:
     registry = Registry()
     registry.register(kernel("plain", "plain"))
     registry.register(kernel("fast", "fast", priority=5))
-    registry.select("norm", "scale", CPU, torch.float32)
-    (choice,) = registry.choices()
+    choice = registry.choose(Request("norm", "scale", CPU, torch.float32, None), None)
+    assert choice.kernel is registry.select("norm", "scale", CPU, torch.float32)
     assert (choice.kernel.solution, choice.why) == ("fast", "priority 5")
     assert choice.passed_over == (("norm.scale.plain", "has priority 0"),)
 
