@@ -102,6 +102,7 @@ class Merge:
         new_values: module-level values that are no longer what they were, as (module, name).
         pinned: functions that keep their old code, though there is newer.
         effects: what the modules did outside of what an undo covers.
+        kept: what adapters of libraries keep from `begin` to `finish`; it goes with a reload that fails in between.
         libraries: those of the adapters that keep an eye on a library.
         superseded: objects that a new one is still to take the place of, each with that.
         successors: all of these new ones, by identity of the old one.
@@ -138,6 +139,7 @@ class Merge:
     bindings: int = 0
     pinned: dict[int, FunctionType] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
+    kept: dict[Adapter, Any] = field(default_factory=dict)
     libraries: list[LibraryAdapter] = field(init=False)
     comparison: Comparison = field(init=False)
 

@@ -266,9 +266,11 @@ class Patch:
             # What was executed and not kept must go before it is frozen with the rest: frozen, it would stay for
             # good, and the next reload would take it for a holder. All older objects are in generation 2 here.
             gc.collect(1)
-            if self._derived.has_discarded:
+            if self._derived.has_discarded or merge.replaced:
                 with self._timed("scan"):
-                    gc.collect()  # a pass over all objects has aged them: their bases know them as long as they exist
+                    # A pass over all objects has aged the discarded classes, which their bases know as long as they
+                    # exist; and a reload that failed has left cycles that look like holders.
+                    gc.collect()
             if merge.replaced:
                 with self._timed("scan"):
                     self._report.stale.extend(find_stale(merge.replaced, self._kept(), merge.recorded, self._tell))

@@ -8,6 +8,7 @@ import warnings
 import pytest
 
 from tokenspeed_reload import ReloadError
+from tokenspeed_reload.undo import UndoLog
 
 torch = pytest.importorskip("torch")
 
@@ -472,3 +473,12 @@ def test_functions_that_a_module_stores_follow(project, load):
     project.write_module("m", text.format(3))
     project.reload()
     assert block(one())[0].item() == 12
+
+
+def test_a_reload_that_failed_holds_nothing_of_what_was_there(project, load):
+    load("m", "def gone(): return 1\n")
+    project.write_module("m", "def gone(): return 2\n1 / 0\n")
+    with pytest.raises(ReloadError):
+        project.reloader.reload()
+    gc.collect()
+    assert not [value for value in gc.get_objects() if type(value) is UndoLog]

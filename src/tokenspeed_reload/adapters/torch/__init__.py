@@ -23,9 +23,6 @@ _OTHER_SCHEMA = "The schema of the operator changed; a registered operator keeps
 class TorchAdapter:
     """Updates operators that modules define, and drops what torch.compile made of the old code."""
 
-    def __init__(self) -> None:
-        self._operators: Operators | None = None
-
     def matches(self, live: Any, new: Any, merge: Merge) -> bool:
         """True for two operators of one name, and for two library objects that share their state."""
         if is_library(live) and is_library(new):
@@ -60,7 +57,6 @@ class TorchAdapter:
 
     def begin(self, merge: Merge) -> None:
         """Stand between the modules and the registration of operators."""
-        self._operators = None
         if "torch" not in sys.modules:
             return
         if any(module.run or module.removed for module in merge.inputs.modules.values()):
@@ -71,9 +67,9 @@ class TorchAdapter:
             for value in vars(operator).values():
                 if type(value) is dict:
                     merge.log.once(DictContents, value)
-        self._operators = Operators(merge)
-        merge.log.add(self._operators)
-        self._operators.stand_between()
+        operators = merge.kept[self] = Operators(merge)
+        merge.log.add(operators)
+        operators.stand_between()
 
     def kinds(self) -> set[type]:
         """Nothing of the heap is needed."""
@@ -81,9 +77,9 @@ class TorchAdapter:
 
     def finish(self, objects: list[Any], merge: Merge) -> None:
         """Let operators register as usual again."""
-        if self._operators is not None:
-            self._operators.step_aside()
-            self._operators = None
+        operators: Operators | None = merge.kept.pop(self, None)
+        if operators is not None:
+            operators.step_aside()
             merge.log.add(CompiledCode(merge.inputs.modules))
             _note_scripted(merge)
 

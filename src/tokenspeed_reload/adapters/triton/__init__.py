@@ -24,8 +24,6 @@ class TritonAdapter:
 
     def __init__(self) -> None:
         self._reaches = Reaches()
-        self._states: KernelStates | None = None
-        self._window: CompileWindow | None = None
 
     def matches(self, live: Any, new: Any, merge: Merge) -> bool:
         """True for two kernels of one definition, wrappers included."""
@@ -41,10 +39,10 @@ class TritonAdapter:
         """Let `live` take over `new`; the kernel is compiled anew if anything about it changed."""
         library = triton()
         assert library is not None
-        if self._states is None:  # Triton was imported by the modules of this very reload
+        if self not in merge.kept:  # Triton was imported by the modules of this very reload
             self.begin(merge)
-        assert self._states is not None
-        return Adoption(library, self._states, merge).merge(live, new, where)
+        states, _ = merge.kept[self]
+        return Adoption(library, states, merge).merge(live, new, where)
 
     def wraps(self, value: Any) -> bool:
         """True for kernels, so that `NAME = triton.jit(f)` is merged too."""
@@ -54,12 +52,12 @@ class TritonAdapter:
     def begin(self, merge: Merge) -> None:
         """Remember which kernels are registered."""
         library = triton()
-        self._states = self._window = None
         if library is not None:
-            self._states = KernelStates(library, self._reaches, merge.inputs.modules)
-            self._window = CompileWindow(library, self._reaches, self._states.add)
-            merge.log.add(Undone(self._states, self._window))
-            self._window.open()
+            states = KernelStates(library, self._reaches, merge.inputs.modules)
+            window = CompileWindow(library, self._reaches, states.add)
+            merge.kept[self] = states, window
+            merge.log.add(Undone(states, window))
+            window.open()
 
     def kinds(self) -> set[type]:
         """The classes of kernels."""
@@ -69,15 +67,13 @@ class TritonAdapter:
     def finish(self, objects: list[Any], merge: Merge) -> None:
         """Find the kernels that depend on what changed, and let them compile anew."""
         library = triton()
-        if self._window is not None:
-            self._window.close()
-            self._window = None
-        if library is None or self._states is None:
+        if library is None or self not in merge.kept:
             return
-        sweep = _Sweep(library, self._states, self._reaches, merge)
+        states, window = merge.kept.pop(self)
+        window.close()
+        sweep = _Sweep(library, states, self._reaches, merge)
         sweep.run([o for o in objects if library.is_kernel(o)])
-        merge.log.add(Redone(self._states))
-        self._states = None
+        merge.log.add(Redone(states))
 
 
 class _Sweep:
