@@ -34,6 +34,7 @@ from tokenspeed.runtime.engine.outbox import Outbox  # noqa: E402
 from tokenspeed.runtime.engine.profiler import Profiler  # noqa: E402
 from tokenspeed.runtime.engine.startup import Startup  # noqa: E402
 from tokenspeed.runtime.engine.stream import Stream  # noqa: E402
+from tokenspeed.runtime.protocol.blackbox import BlackBox  # noqa: E402
 from tokenspeed.runtime.protocol.calls import Stop, Submit  # noqa: E402
 from tokenspeed.runtime.protocol.reports import Outputs, RequestOutput  # noqa: E402
 from tokenspeed.runtime.protocol.sampling import SamplingParams  # noqa: E402
@@ -112,6 +113,7 @@ class Engine:
             ControlQueue(self.scheduler, outbox, None),
             Profiler(channel, outbox, self.startup.device.type),
             Grammars(source.tokenizer_dir, source.config.vocab_size, source.config.eos_token_ids),
+            BlackBox(0, channel.run_dir),
             overlap=True,
         )
         return self

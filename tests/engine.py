@@ -14,6 +14,7 @@ from tokenspeed.runtime.engine.grammars import Grammars
 from tokenspeed.runtime.engine.loop import EngineLoop
 from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.startup import Startup
+from tokenspeed.runtime.protocol.blackbox import BlackBox
 from tokenspeed.runtime.protocol.calls import ControlCall, Stop, Submit
 from tokenspeed.runtime.protocol.message import Message
 from tokenspeed.runtime.protocol.reports import CallReply, Outputs, RequestOutput
@@ -84,6 +85,7 @@ class InProcessEngine:
             self.control,
             self.profiler,
             self.grammars,
+            BlackBox(0, self.startup.channel.run_dir),  # which notes nothing
             overlap=bool(self.overlap),
         )
 

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -101,22 +100,13 @@ class RankProcesses:
 
     def _told(self, ranks: int) -> list[Told]:
         """What the ranks say. One that says nothing in time shows its stacks, and all are started anew."""
-        told: dict[int, Told] = gather(self._ends[:ranks], lambda found: found.error)
-        silent = [rank for rank in range(ranks) if rank not in told]
-        if silent:
-            for rank in silent:
-                os.kill(self._pid(rank), signal.SIGUSR1)
-            time.sleep(1)
+        told: dict[int, Told] = gather(self._processes, self._ends[:ranks], lambda found: found.error)
+        if len(told) < ranks:
             self.kill()
             self.start()
         return [
             told.get(rank, Told(error=f"rank {rank} said nothing; its stacks are in stderr")) for rank in range(ranks)
         ]
-
-    def _pid(self, rank: int) -> int:
-        pid = self._processes[rank].pid
-        assert pid is not None
-        return pid
 
     def generate(
         self, ranks: int, config: Config, prompts: Sequence[list[int]], sampling: SamplingParams

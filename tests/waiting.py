@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
@@ -25,8 +28,13 @@ def until(condition: Callable[[], Value], what: Callable[[], str] = lambda: "it 
     return value
 
 
-def gather(ends: Sequence[Connection], failed: Callable[[Any], object]) -> dict[int, Any]:
-    """The message of each process, by the index of its end; those that say nothing in time are missing."""
+def gather(
+    processes: Sequence[BaseProcess], ends: Sequence[Connection], failed: Callable[[Any], object]
+) -> dict[int, Any]:
+    """The message of each process, by its index, from its end of a pipe; those that say nothing in time are missing.
+
+    These write their stacks, if they have registered faulthandler for SIGUSR1.
+    """
     told: dict[int, Any] = {}
     deadline = time.monotonic() + PATIENCE
     while len(told) < len(ends) and (left := deadline - time.monotonic()) > 0:
@@ -35,4 +43,9 @@ def gather(ends: Sequence[Connection], failed: Callable[[Any], object]) -> dict[
             message = told[ends.index(end)] = end.recv()
             if failed(message):
                 deadline = min(deadline, time.monotonic() + GRACE_S)
+    for index in range(len(ends)):
+        pid = processes[index].pid
+        if index not in told and pid is not None:
+            os.kill(pid, signal.SIGUSR1)
+            time.sleep(1)
     return told

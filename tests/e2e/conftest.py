@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,12 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
+def reloading(model: Path, tmp_path_factory: pytest.TempPathFactory, name: str, flags: Sequence[str]) -> Server:
+    """A server that permits reloads, just started, with its overlay and log in a folder of that name."""
+    folder = tmp_path_factory.mktemp(name)
+    return Server(str(model), *flags, overlay=folder / "overlay", log=folder / "log").start()
+
+
 @contextmanager
 def shared(start: Callable[[], Server]) -> Iterator[Callable[[], Server]]:
     """`running()` is one server for many tests; one that has ended is started anew."""
@@ -85,13 +91,11 @@ def restored(server: Server) -> Iterator[Server]:
 def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
     """`tiny_server(kind)` is a tiny model that permits reloads, one server for all tests: a key of `KINDS`."""
 
-    def start(kind: str) -> Server:
-        folder = tmp_path_factory.mktemp(kind)
-        flags = (*SMALL, *KINDS[kind])
-        return Server(str(tiny_model), *flags, overlay=folder / "overlay", log=folder / "log").start()
-
+    start = partial(reloading, tiny_model, tmp_path_factory)
     with ExitStack() as stack:
-        running = {kind: stack.enter_context(shared(partial(start, kind))) for kind in KINDS}
+        running = {
+            kind: stack.enter_context(shared(partial(start, kind, (*SMALL, *flags)))) for kind, flags in KINDS.items()
+        }
         yield lambda kind: running[kind]()
 
 

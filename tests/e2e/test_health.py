@@ -7,29 +7,25 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.conftest import SMALL, restored, shared
+from tests.e2e.conftest import SMALL, reloading, restored, shared
 from tests.e2e.harness import HTTP, Server
 from tests.waiting import PATIENCE, until
 
 LIMIT = 5.0
 """Seconds of silence that are told. A rank on a busy machine is silent for a moment now and then."""
 
-FLAGS = (*SMALL, "--health-timeout", str(LIMIT))
+FLAGS = (*SMALL, "--tensor-parallel-size", "2", "--health-timeout", str(LIMIT))
 
 
 @pytest.fixture(scope="module")
 def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Server]]:
-    def start() -> Server:
-        folder = tmp_path_factory.mktemp("health")
-        flags = (*FLAGS, "--tensor-parallel-size", "2")
-        return Server(str(tiny_model), *flags, overlay=folder / "overlay", log=folder / "log").start()
-
-    with shared(start) as running:
+    with shared(partial(reloading, tiny_model, tmp_path_factory, "health", FLAGS)) as running:
         yield running
 
 

@@ -8,13 +8,14 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.e2e.conftest import SMALL, restored, shared
+from tests.e2e.conftest import SMALL, reloading, restored, shared
 from tests.e2e.harness import HTTP, Server, dump
 from tests.waiting import PATIENCE, until
 
@@ -46,11 +47,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Server]]:
-    def start() -> Server:
-        folder = tmp_path_factory.mktemp("pair")
-        return Server(str(tiny_model), *FLAGS, overlay=folder / "overlay", log=folder / "log").start()
-
-    with shared(start) as running:
+    with shared(partial(reloading, tiny_model, tmp_path_factory, "pair", FLAGS)) as running:
         yield running
 
 

@@ -82,6 +82,15 @@ class Engine:
         self.step(list(self.ran))
 
 
+def with_suspects(*names: str) -> tuple[Engine, list[Entry]]:
+    """These requests ran together at two losses."""
+    engine = Engine()
+    arrived = [engine.arrive(name) for name in names]
+    engine.lose()
+    engine.lose()
+    return engine, arrived
+
+
 def test_a_request_that_is_alone_costs_two_losses() -> None:
     engine = Engine({"d": 0})
     engine.arrive("d")
@@ -114,11 +123,7 @@ def test_of_many_that_run_together_the_cause_ends_alone() -> None:
 
 
 def test_nothing_runs_beside_the_first_suspect_and_what_comes_waits() -> None:
-    engine = Engine()
-    for name in "ab":
-        engine.arrive(name)
-    engine.lose()
-    engine.lose()
+    engine, _ = with_suspects("a", "b")
     engine.arrive("c")
     assert [kept.request_id for kept in engine.ran] == ["b"]
     for _ in range(PROOF):
@@ -133,10 +138,7 @@ def test_nothing_runs_beside_the_first_suspect_and_what_comes_waits() -> None:
 
 
 def test_a_suspect_that_ends_makes_room_for_the_next() -> None:
-    engine = Engine()
-    first, second = engine.arrive("a"), engine.arrive("b")
-    engine.lose()
-    engine.lose()
+    engine, (first, second) = with_suspects("a", "b")
     engine.end(second)
     assert engine.ran == [first]
     engine.end(first)
@@ -144,10 +146,7 @@ def test_a_suspect_that_ends_makes_room_for_the_next() -> None:
 
 
 def test_a_suspect_that_ends_before_it_was_given_is_left_out() -> None:
-    engine = Engine()
-    first, second = engine.arrive("a"), engine.arrive("b")
-    engine.lose()
-    engine.lose()
+    engine, (first, second) = with_suspects("a", "b")
     engine.end(first)
     for _ in range(PROOF):
         engine.all()

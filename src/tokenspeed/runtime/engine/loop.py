@@ -71,8 +71,8 @@ class EngineLoop:
         control: ControlQueue,
         profiler: Profiler,
         grammars: Grammars,
+        blackbox: BlackBox,
         digest: StepDigest | None = None,
-        blackbox: BlackBox | None = None,
         *,
         overlap: bool = False,
     ):
@@ -85,7 +85,7 @@ class EngineLoop:
         self.profiler = profiler
         self.grammars = grammars
         self.digest = digest
-        self.blackbox = blackbox or BlackBox(channel.rank, channel.run_dir)
+        self.blackbox = blackbox
         self.overlap = overlap
         self._flight: Flight | None = None
         self._watch: IndexWatch | None = None

@@ -117,8 +117,8 @@ def build(
         control,
         profiler,
         grammars,
-        digest if channel.size > 1 else None,
         blackbox,
+        digest if channel.size > 1 else None,
         overlap=overlap,
     )
     if reload is not None:
