@@ -147,19 +147,15 @@ def _other_form(file: str) -> str:
 
 def _locations(package: str) -> list[str]:
     """The directories of a package, told by its nearest loaded parent, or `sys.path`; nothing is imported."""
-    head, rest = package, ""
-    while head:
-        module = sys.modules.get(head)
-        path = getattr(module, "__path__", None) if module is not None else None
+    parts = package.split(".")
+    for count in range(len(parts), 0, -1):
+        path = getattr(sys.modules.get(".".join(parts[:count])), "__path__", None)
         if path is not None:
-            directories = [str(Path(entry, *rest.split("."))) if rest else str(entry) for entry in path]
-            return [entry for entry in directories if os.path.isdir(entry)]  # noqa: PTH112
-        head, _, last = head.rpartition(".")
-        rest = f"{last}.{rest}" if rest else last
-    top, *below = package.split(".")
-    spec = PathFinder.find_spec(top) if top not in sys.modules else None
-    found = spec.submodule_search_locations if spec is not None else None
-    directories = [str(Path(entry, *below)) for entry in found or ()]
+            break
+    else:
+        spec = PathFinder.find_spec(parts[0]) if parts[0] not in sys.modules else None
+        path = (spec.submodule_search_locations if spec is not None else None) or ()
+    directories = [str(Path(entry, *parts[count:])) if parts[count:] else str(entry) for entry in path]
     return [entry for entry in directories if os.path.isdir(entry)]  # noqa: PTH112
 
 
