@@ -141,6 +141,8 @@ def idle_rounds(size: int) -> tuple[float, float]:
         ]
         for process in processes:
             process.start()
+        for _, sender in pipes:
+            sender.close()  # so that the end of rank 0 is the end of the pipe
         found: tuple[float, float] = pipes[0][0].recv()
         for process in processes:
             process.join()
