@@ -33,9 +33,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
     parser.add_argument(
         "--mode",
-        choices=("wait", "abort"),
+        choices=("wait", "abort", "keep"),
         default="wait",
-        help="let running requests finish, or abort them; new ones are held (default: %(default)s)",
+        help="let running requests finish, abort them, or keep them for the new code to go on with; new ones are held "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--modules",

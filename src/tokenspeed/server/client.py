@@ -14,7 +14,17 @@ from tokenspeed.errors import TokenSpeedError
 from tokenspeed.grammar.definitions import Definitions
 from tokenspeed.runtime.protocol.blackbox import Work
 from tokenspeed.runtime.protocol.cache import CacheEvents, CacheSnapshot
-from tokenspeed.runtime.protocol.calls import Abort, Continue, LoadGrammars, Pause, Ping, Stop, Submit, ToEngine
+from tokenspeed.runtime.protocol.calls import (
+    Abort,
+    Continue,
+    DrainMode,
+    LoadGrammars,
+    Pause,
+    Ping,
+    Stop,
+    Submit,
+    ToEngine,
+)
 from tokenspeed.runtime.protocol.reports import (
     Admitted,
     CallReply,
@@ -97,9 +107,11 @@ class EngineClient:
         self._definitions = Definitions(self._send)
         self.cache_events.begin_again()
         if self.loads.paused:
-            self._send(Pause(call=self._calls.number()))
-        # A pause lets run what was admitted, and nothing else.
-        self._suspects.begin([entry for entry in self.journal if entry.admitted or not self.loads.paused])
+            mode: DrainMode = "keep" if self.loads.held else "wait"
+            self._send(Pause(call=self._calls.number(), mode=mode))
+        # A pause lets run what was admitted, and nothing else, or nothing at all.
+        runs = [entry for entry in self.journal if entry.admitted or not self.loads.paused]
+        self._suspects.begin([] if self.loads.held else runs)
 
     def _give(self) -> None:
         """Give the ranks all that they have not got yet."""
@@ -138,6 +150,7 @@ class EngineClient:
                 waiting=len(self.journal),
                 total_blocks=loads.total_blocks,
                 paused=loads.paused,
+                held=loads.held,
                 generation=loads.generation,
                 weight_version=loads.weight_version,
             )
@@ -308,7 +321,9 @@ class EngineClient:
         call = self._calls.answer(reply)
         if isinstance(call, Pause | Continue) and reply.body.get("success"):
             # The ranks tell it with their loads as well, but they may be lost before.
-            self._take_loads(msgspec.structs.replace(self.loads, paused=isinstance(call, Pause)))
+            paused = isinstance(call, Pause)
+            held = isinstance(call, Pause) and call.mode == "keep"
+            self._take_loads(msgspec.structs.replace(self.loads, paused=paused, held=held))
 
     def _take_status(self, status: ReloadStatus) -> None:
         self._reload_status = status
@@ -377,7 +392,7 @@ class EngineClient:
 
     def _holds_all(self) -> bool:
         """Whether the engine is paused and nothing runs, so that nothing ends before somebody ends the pause."""
-        return self.loads.paused and not self.loads.running
+        return self.loads.held or (self.loads.paused and not self.loads.running)
 
     @property
     def _takes_all(self) -> bool:

@@ -37,7 +37,7 @@ class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The body of `POST /pause_generation`."""
 
     mode: DrainMode = "wait"
-    """Let the running requests finish, or end them with what they have; `keep` is not there yet."""
+    """Let the running requests finish, end them with what they have, or hold them where they are."""
 
 
 class ControlApp:
@@ -95,7 +95,8 @@ class ControlApp:
         return JSONResponse(self._reloads.status())
 
     async def pause_generation(self, request: Request) -> Response:
-        """Hold new requests until `continue_generation`. Answers when nothing runs any more."""
+        """Hold new requests until `continue_generation`. Answers when nothing runs any more; with `keep` that is at the
+        end of the step in flight, and running requests are held too. The last of several calls decides on these."""
         try:
             body = _decode(await _read(request) or b"{}", PauseRequest)
         except RequestError as error:

@@ -25,7 +25,7 @@ class ReloadRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     id: str
     """Names the operation: the same id again is the same operation, and gets the same reply."""
     mode: DrainMode = "wait"
-    """Let the running requests finish, or end them with what they have; `keep` is not there yet."""
+    """Let the running requests finish, end them with what they have, or keep them: the new code goes on with them."""
     modules: tuple[str, ...] | None = None
     """Reload exactly these modules, changed or not, and their users; null for every changed one."""
     timeout_s: float = 600.0
@@ -45,8 +45,6 @@ class ReloadRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise RequestError(f"timeout_s must be above 0, not {self.timeout_s:g}")
         if self.modules is not None and (not self.modules or not all(self.modules)):
             raise RequestError("modules must name at least one module, or be left out for all that changed")
-        if self.mode == "keep":
-            raise RequestError("mode keep is not there for reloads yet; use wait or abort")
 
 
 class Reloads:

@@ -95,7 +95,7 @@ class EchoEngine:
         self.behaviour = behaviour
         self.start = start_of(run_dir, behaviour)
         self.running: dict[str, Request] = {}
-        self.paused = False
+        self.paused = self.held = False
         self.pausing: list[Pause] = []
         self.pause_reply: int | None = None
         self.generation = 1
@@ -166,15 +166,13 @@ class EchoEngine:
             case Pause() if message.mode == "wait" and self.running:
                 self.pausing.append(message)
             case Pause():
-                if message.mode == "keep":
-                    refused = {"success": False, "code": "bad_request", "message": "no keep"}
-                    self.send(CallReply(call=message.call, body=refused))
-                    return
-                self.end(list(self.running))
+                self.held = message.mode == "keep"
+                if not self.held:
+                    self.end(list(self.running))
                 self.paused = True
                 self.send(CallReply(call=message.call, body={"success": True, "message": "paused"}))
             case Continue():
-                self.paused = False
+                self.paused = self.held = False
                 self.send(CallReply(call=message.call, body={"success": True, "message": "goes on"}))
             case FlushCache():
                 self.send(CallReply(call=message.call, body={"success": True, "message": "flushed"}))
@@ -249,6 +247,7 @@ class EchoEngine:
             prefix_queried_tokens=10,
             prefix_hit_tokens=4,
             paused=self.paused,
+            held=self.held,
             generation=self.generation,
         )
 

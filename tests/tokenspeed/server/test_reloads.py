@@ -124,7 +124,6 @@ async def test_only_so_many_replies_are_kept(monkeypatch: pytest.MonkeyPatch) ->
         ({"id": "a", "timeout_s": -1.0}, "timeout_s must be above 0"),
         ({"id": "a", "modules": ()}, "modules must name"),
         ({"id": "a", "modules": ("",)}, "modules must name"),
-        ({"id": "a", "mode": "keep"}, "keep is not there"),
     ],
 )
 def test_values_that_cannot_be_are_refused(fields: dict[str, Any], says: str) -> None:

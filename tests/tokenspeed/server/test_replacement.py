@@ -249,6 +249,22 @@ async def test_a_pause_that_waits_waits_for_the_rest_of_what_ran(
         assert (await pause).json()["success"]
 
 
+async def test_a_pause_that_holds_what_runs_holds_it_on_other_ranks(
+    serving: Callable[..., Any], generate_request: Ask, tokenizer: Tokenizer
+) -> None:
+    async with serving(step_seconds=0.02) as engine:
+        call = asyncio.create_task(engine.run(generate_request("abc" * 30)))
+        await engine.until(lambda: engine.front.received("Submit"))
+        assert (await engine.control.post("/pause_generation", json={"mode": "keep"})).json()["success"]
+        for _ in range(3):  # it did not run, so that it is no suspect, and not tried alone
+            await engine.kill()
+        assert [message["mode"] for message in engine.front.received("Pause")][1:] == ["keep"] * 3
+        await asyncio.sleep(0.1)
+        assert not call.done()
+        assert (await engine.control.post("/continue_generation")).json()["success"]
+        assert spoken(list((await call).output_ids), tokenizer) == "abc" * 30
+
+
 async def test_aborts_and_clients_that_go_away_meanwhile_are_not_forgotten(
     serving: Callable[..., Any], generate_request: Ask
 ) -> None:

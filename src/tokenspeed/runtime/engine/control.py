@@ -17,7 +17,7 @@ from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.protocol.calls import Continue, ControlCall, FlushCache, Pause, Reload
 from tokenspeed.runtime.protocol.refusals import NOT_ENABLED, reload_failure
 from tokenspeed.runtime.protocol.reports import RequestOutput
-from tokenspeed.runtime.protocol.state import ReloadStatus
+from tokenspeed.runtime.protocol.state import Loads, ReloadStatus
 from tokenspeed.runtime.reload.forward import ForwardReload
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 
@@ -45,6 +45,8 @@ class ControlQueue:
         self.outbox = outbox
         self.reload = reload
         self.paused = False
+        self.keeping = False
+        """The pause holds running requests where they are."""
         self.held = HeldRequests()
         self._entries: deque[Entry] = deque()
         self._pausing: list[Pause] = []
@@ -89,6 +91,7 @@ class ControlQueue:
         if entry is None:
             return
         entry.draining = True
+        self._gate()
         self._status("draining", entry.call)
         if entry.call.mode == "abort":
             self.publish(self.scheduler.abort_running())
@@ -108,12 +111,10 @@ class ControlQueue:
             self._end(entry.call, reload_failure(entry.call.id, "timeout", entry.phase, message))
 
     def pause(self, call: Pause) -> None:
-        """Close admission; `wait` answers when the running requests are done, `abort` ends them first."""
-        if call.mode == "keep":
-            message = "mode keep is not served; use wait or abort"
-            self.outbox.reply(call, {"success": False, "code": "bad_request", "message": message})
-            return
+        """Close admission. `wait` answers when the running requests are done, `abort` ends them first, and `keep` holds
+        them too and answers once no step is in flight. The last call says what becomes of running requests."""
         self.paused = True
+        self.keeping = call.mode == "keep"
         self._gate()
         self._pausing.append(call)
         if call.mode == "abort":
@@ -129,7 +130,7 @@ class ControlQueue:
         for pause in self._pausing:
             self.outbox.reply(pause, {"success": False, "message": "cancelled by continue_generation"})
         self._pausing.clear()
-        was_paused, self.paused = self.paused, False
+        was_paused, self.paused, self.keeping = self.paused, False, False
         self._gate()
         self._status("idle")
         message = "generation continues" if was_paused else "generation was not paused"
@@ -143,30 +144,50 @@ class ControlQueue:
     @property
     def ready(self) -> bool:
         """`advance` would do something now."""
-        return self.scheduler.drained and bool(self._pausing or (self._entries and self._entries[0].draining))
+        return self._pauses_are_done or self._head_is_due
 
     def advance(self) -> None:
-        """Once drained: answer the pauses that wait, then run the reload at the head."""
-        if not self.ready:
-            return
-        for pause in self._pausing:
-            self.outbox.reply(pause, {"success": True, "message": "paused"})
-        self._pausing.clear()
-        if self._entries and self._entries[0].draining:
+        """Answer the pauses that are done, then run the reload at the head, once what it waits for has ended."""
+        if self._pauses_are_done:
+            running = len(self.scheduler.running_ids)
+            message = f"paused; {running} running request(s) are held" if running else "paused"
+            for pause in self._pausing:
+                self.outbox.reply(pause, {"success": True, "message": message})
+            self._pausing.clear()
+        if self._head_is_due:
             assert self.reload is not None
             entry = self._entries.popleft()
+            for request_id in self.scheduler.running_ids[:1]:
+                self.held.begin(request_id)
             body = self.reload.run(entry.call, drained_after=time.monotonic() - entry.arrived)
             self._end(entry.call, body)
+
+    @property
+    def _pauses_are_done(self) -> bool:
+        return bool(self._pausing) and self._is_done(self.keeping)
+
+    @property
+    def _head_is_due(self) -> bool:
+        head = self._entries[0] if self._entries else None
+        return head is not None and head.draining and self._is_done(self.keeping or head.call.mode == "keep")
+
+    def _is_done(self, keeping: bool) -> bool:
+        """Whether nothing runs any more, or no step where running requests are held: then nothing would ever end."""
+        return not self.scheduler.in_flight if keeping else self.scheduler.drained
+
+    def loads(self) -> Loads:
+        """What is held now, and why."""
+        return self.scheduler.loads(self.paused, self.keeping)
 
     def submitted(self, request_id: str) -> None:
         """A request arrived; remember the first one that a reload holds."""
         if self._entries:
-            self.held.submitted(request_id)
+            self.held.begin(request_id)
 
     def publish(self, outputs: list[RequestOutput]) -> None:
         """Send outputs to the front, then the reload's reply that waited for the first held request's first token."""
         if outputs:
-            self.outbox.outputs(outputs, self.scheduler.loads(self.paused))
+            self.outbox.outputs(outputs, self.loads())
             self._send(self.held.progressed(outputs))
 
     def _head(self, call_id: str) -> Entry | None:
@@ -194,8 +215,11 @@ class ControlQueue:
             self.outbox.reply(*kept)
 
     def _gate(self) -> None:
-        """Admission is closed by a pause and by anything in the queue."""
+        """Admission is closed by a pause and by anything in the queue; running requests are held by what keeps them."""
         self.scheduler.admission_open = not self.paused and not self._entries
+        head = self._entries[0] if self._entries else None
+        keeps = head is not None and head.draining and head.call.mode == "keep"
+        self.scheduler.holds_running = self.keeping or keeps
         if not self.scheduler.admission_open:
             # Who waits for the first token of a held request might now wait for as long as a pause lasts.
             self._send(self.held.give_up())

@@ -1,4 +1,4 @@
-"""How long a reload kept requests from starting."""
+"""How long a reload held requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenspeed.runtime.protocol.reports import RequestOutput
 
 
 class HeldRequests:
-    """Measures from the arrival of the first held request to its first token.
+    """Measures from when the first request was held to its next token.
 
     A reload that held somebody is answered only then, so that the reply can tell the figure (in seconds).
     """
@@ -20,13 +20,13 @@ class HeldRequests:
         self._first: tuple[str, float] | None = None
         self._waiting: tuple[ControlCall, dict[str, Any]] | None = None
 
-    def submitted(self, request_id: str) -> None:
-        """A request arrived while admission was closed."""
+    def begin(self, request_id: str) -> None:
+        """A request arrived while admission was closed, or runs and is held from now on."""
         if self._first is None:
             self._first = (request_id, time.monotonic())
 
     def answer_after(self, call: ControlCall, body: dict[str, Any]) -> bool:
-        """Keep the reply until the first held request has its first token; False where none is held."""
+        """Keep the reply until the first held request has its next token; False where none is held."""
         if self._first is None:
             return False
         self._waiting = (call, body)

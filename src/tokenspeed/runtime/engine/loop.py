@@ -107,7 +107,7 @@ class EngineLoop:
         if self.control.reload is not None:
             self.control.reload.code.tell_imports()
         # A request that waits, or a pause, changes the loads without any output.
-        self.outbox.outputs([], self.scheduler.loads(self.control.paused))
+        self.outbox.outputs([], self.control.loads())
         return True
 
     def _tell_cache_events(self) -> None:

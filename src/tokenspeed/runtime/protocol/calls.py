@@ -77,7 +77,7 @@ class Reload(ControlCall, frozen=True):
 
 
 class Pause(ControlCall, frozen=True):
-    """Stop admitting requests; `wait` replies once the running ones finished, `abort` ends them."""
+    """Stop admitting requests; `wait` replies once the running ones finished, `abort` ends them, `keep` holds them."""
 
     mode: DrainMode = "wait"
 

@@ -31,6 +31,8 @@ class Loads(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 0
     """Tokens of all these, prefill and decode together."""
     paused: bool = False
+    held: bool = False
+    """The pause holds the running requests too."""
     generation: int = 0
     """Number of the forward code that computes."""
     weight_version: str = FIRST_WEIGHT_VERSION

@@ -85,7 +85,7 @@ class NotUndone(TokenSpeedError):
 
 
 class ForwardReload:
-    """Runs one reload on this rank, in step with the others. The engine has drained before."""
+    """Runs one reload on this rank, in step with the others. No step is in flight; requests may be held."""
 
     def __init__(
         self,
@@ -145,8 +145,14 @@ class ForwardReload:
         self.status("committing", call, "")
         self.executor.install(generation)
         self.world.group.promote(attempt.calls)
+        # What running requests hold was computed by the old code.
+        kept = self.scheduler.recompute_running()
         self.scheduler.reseed_cache(generation.number, self.weight_version)
         report = attempt.commit()
+        if kept:
+            report.notes.append(
+                f"{kept} running request(s) were kept; the new code computes their prompts and answers anew"
+            )
         strays = self.reloader.strays()
         report.notes.extend(overlay_note([file for file in strays if file not in self._told_strays]))
         self._told_strays = frozenset(strays)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 
-import msgspec
-
 from tokenspeed.runtime.cache.manager import KVCacheManager
-from tokenspeed.runtime.protocol.reports import FinishReason, RequestOutput, TokenLogprobs
+from tokenspeed.runtime.protocol.reports import FinishReason, RequestOutput
 from tokenspeed.runtime.protocol.state import FIRST_WEIGHT_VERSION, Loads
 from tokenspeed.runtime.scheduler.batch import UNKNOWN_ID, Batch, BatchBuilder, Row, StepLogprobs
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
+from tokenspeed.runtime.scheduler.logprobs import by_request, with_logprobs
 from tokenspeed.runtime.scheduler.request import Request, RequestState
 
 
@@ -42,6 +41,8 @@ class Scheduler:
         self.cache = cache
         self.admission_open = True
         """False holds the waiting requests; preempted ones still return."""
+        self.holds_running = False
+        """True holds all requests where they are: nothing is scheduled."""
         # Running, then preempted, then waiting requests are in order of arrival at all times.
         self._running: list[Request] = []
         self._preempted: deque[Request] = deque()
@@ -69,8 +70,15 @@ class Scheduler:
         return not (self._running or self._preempted or self._uncommitted)
 
     @property
+    def in_flight(self) -> bool:
+        """Whether a step is uncommitted."""
+        return bool(self._uncommitted)
+
+    @property
     def has_work(self) -> bool:
         """Whether `schedule` could return a batch; it surely does when no step is in flight."""
+        if self.holds_running:
+            return False
         return bool(self._running or self._preempted or (self._waiting and self.admission_open))
 
     def submit(self, request: Request) -> list[RequestOutput]:
@@ -138,6 +146,8 @@ class Scheduler:
         """
         if len(self._uncommitted) > 1:
             raise RuntimeError("commit the oldest step before scheduling a third one")
+        if self.holds_running:
+            return None
         step = BatchBuilder(self.limits.max_num_batched_tokens)
         self._schedule_decodes(step)
         self._schedule_prefills(step)
@@ -174,7 +184,7 @@ class Scheduler:
         finished = RequestState.FINISHED
         block_size = self.limits.block_size
         sampled = iter(token_ids)
-        wanted = _by_request(batch, logprobs)
+        wanted = by_request(batch, logprobs)
         for row in batch.rows:
             request = row.request
             request.in_flight -= 1
@@ -189,7 +199,7 @@ class Scheduler:
             if row.samples:
                 output = self._accept(request, token_id)
                 if wanted or request.prompt_logprobs is not None:
-                    output = _with_logprobs(output, request, wanted.get(request.request_id))
+                    output = with_logprobs(output, request, wanted.get(request.request_id))
                 outputs.append(output)
         if len(self._live) < num_live:
             self._running = [request for request in self._running if request.state is not finished]
@@ -213,6 +223,21 @@ class Scheduler:
                 self.cache.release(request.table)
         return outputs
 
+    def recompute_running(self) -> int:
+        """Take the blocks of all running requests: each prefills prompt and answer so far again, as after a preemption.
+
+        Returns:
+            How many requests go on so, those included that were preempted before.
+
+        Raises:
+            RuntimeError: when a step is in flight.
+        """
+        if self._uncommitted:
+            raise RuntimeError("commit the step in flight before its requests give their blocks back")
+        while self._running:
+            self._set_back_youngest()
+        return len(self._preempted)
+
     def flush_cache(self) -> None:
         """Let no KV computed so far be found again. Running requests keep their blocks."""
         self.cache.flush()
@@ -222,8 +247,8 @@ class Scheduler:
         self.cache.reseed(generation, weight_version)
         self._generation, self._weight_version = generation, weight_version
 
-    def loads(self, paused: bool) -> Loads:
-        """What is held now. Preempted requests count as waiting, with all the tokens to prefill again."""
+    def loads(self, paused: bool, held: bool = False) -> Loads:
+        """What is held now, and how a pause is told. Preempted requests count as waiting, with all they prefill."""
         return Loads(
             running=len(self._running),
             waiting=len(self._waiting) + len(self._preempted),
@@ -237,6 +262,7 @@ class Scheduler:
             steps=self._steps,
             step_tokens=self._step_tokens,
             paused=paused,
+            held=held,
             generation=self._generation,
             weight_version=self._weight_version,
         )
@@ -339,18 +365,19 @@ class Scheduler:
             if victim.in_flight:
                 step.held_back = victim
                 return False
-            self._preempt(victim)
+            self._set_back_youngest()
+            self._preemptions += 1
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, victim: Request) -> None:
-        self._running.pop()
-        self.cache.release(victim.table)
-        victim.state = RequestState.PREEMPTED
-        victim.num_scheduled = 0
-        self._preempted.appendleft(victim)
-        self._preemptions += 1
+    def _set_back_youngest(self) -> None:
+        """Let the youngest running request give its blocks back and begin anew, ahead of all that wait."""
+        request = self._running.pop()
+        self.cache.release(request.table)
+        request.state = RequestState.PREEMPTED
+        request.num_scheduled = 0
+        self._preempted.appendleft(request)
 
     def _accept(self, request: Request, token_id: int) -> RequestOutput:
         """Append a sampled id, or end the request by it."""
@@ -394,21 +421,3 @@ class Scheduler:
     def _refusal(self, request: Request, error: str) -> RequestOutput:
         request.state = RequestState.FINISHED
         return RequestOutput(request_id=request.request_id, token_ids=[], finish_reason="error", error=error)
-
-
-def _by_request(batch: Batch, logprobs: StepLogprobs | None) -> dict[str, TokenLogprobs]:
-    """Keep what is known of prompts with their requests; what belongs to the sampled ids, by request id."""
-    if logprobs is None:
-        return {}
-    for index, found in logprobs.prompt.items():
-        row = batch.rows[index]
-        if row.request.prompt_logprobs is not None:
-            row.request.prompt_logprobs[row.start + 1 : row.start + 1 + len(found)] = found
-    requests = [row.request for row in batch.rows if row.samples]
-    return {requests[index].request_id: found for index, found in logprobs.sampled.items()}
-
-
-def _with_logprobs(output: RequestOutput, request: Request, sampled: TokenLogprobs | None) -> RequestOutput:
-    """The output with what was asked for; the prompt's go out once."""
-    prompt, request.prompt_logprobs = request.prompt_logprobs, None
-    return msgspec.structs.replace(output, logprobs=[] if sampled is None else [sampled], prompt_logprobs=prompt)

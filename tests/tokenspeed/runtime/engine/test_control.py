@@ -14,6 +14,7 @@ from tokenspeed.runtime.protocol.message import Message
 from tokenspeed.runtime.protocol.reports import CallReply, Outputs
 from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.protocol.state import ReloadStatus
+from tokenspeed.runtime.scheduler.batch import Batch
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.request import Request
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
@@ -43,6 +44,9 @@ class ScriptedReload:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.ran: list[str] = []
+        self.kept: list[list[str]] = []
+        """Requests that ran at each of them."""
+        self.broken: set[str] = set()
         self.unchanged: set[str] = set()
 
     def settle_early(self, call: Reload) -> dict[str, Any] | None:
@@ -51,15 +55,21 @@ class ScriptedReload:
         return None
 
     def run(self, call: Reload, drained_after: float) -> dict[str, Any]:
-        assert self.scheduler.drained
+        assert not self.scheduler.in_flight
         self.ran.append(call.id)
+        self.kept.append(self.scheduler.running_ids)
+        if call.id in self.broken:
+            return {"success": False, "id": call.id, "modules": []}
+        self.scheduler.recompute_running()
         return {"success": True, "id": call.id, "modules": ["m"], "seconds": {"drain": drained_after, "held": 0.0}}
 
 
 class Engine:
     """One rank without a model: every step samples id 7."""
 
-    def __init__(self) -> None:
+    def __init__(self, overlap: bool = False) -> None:
+        self.overlap = overlap
+        self.flight: Batch | None = None
         limits = SchedulerLimits(
             max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128, block_size=4, eos_token_ids=(0,)
         )
@@ -89,8 +99,20 @@ class Engine:
                     self.control.expire(directive)
         self.control.advance()
         batch = self.scheduler.schedule()
+        self.commit()
+        self.flight = batch
+        if not self.overlap:
+            self.commit()
+
+    def commit(self) -> None:
+        batch, self.flight = self.flight, None
         if batch is not None:
             self.control.publish(self.scheduler.commit(batch, [7] * batch.num_samples))
+
+    def tokens(self, name: str) -> int:
+        """How many were sent so far."""
+        outputs = [o for m in self.outbox.sent if isinstance(m, Outputs) for o in m.outputs]
+        return sum(len(o.token_ids) for o in outputs if o.request_id == name)
 
     def turns(self, count: int = 10) -> None:
         for _ in range(count):
@@ -297,6 +319,135 @@ def test_a_reload_that_expires_behind_another_leaves_its_state(engine: Engine) -
     engine.turn()
     last = [m for m in engine.outbox.sent if isinstance(m, ReloadStatus)][-1]
     assert (last.state, last.id) == ("draining", "first")
+
+
+@pytest.fixture(params=[False, True], ids=["", "overlap"])
+def either(request: pytest.FixtureRequest) -> Engine:
+    """With and without a step in flight."""
+    return Engine(overlap=request.param)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_keep_holds_running_requests_and_lets_them_go_on(either: Engine, is_broken: bool) -> None:
+    engine = either
+    engine.reload.broken = {"a"} if is_broken else set()
+    engine.submit("running", tokens=9)
+    engine.turns(3)
+    call = reload(engine, mode="keep")
+    engine.submit("held")
+    engine.turns(2)
+    assert engine.reload.ran == ["a"]
+    assert engine.reload.kept == [["running"]]
+    engine.turns(20)
+    assert engine.tokens("running") == 9
+    assert engine.finished() == {"running": "length", "held": "length"}
+    assert engine.replies()[call]["success"] != is_broken
+    assert is_broken or engine.replies()[call]["seconds"]["held"] > 0
+    assert engine.states() == ["queued", "draining", "idle"]
+
+
+def test_what_the_step_in_flight_ends_is_not_kept(either: Engine) -> None:
+    either.submit("running", tokens=3)
+    either.turns(2 + either.overlap)
+    reload(either, mode="keep")
+    either.turns()
+    assert either.reload.kept == [["running"]] if not either.overlap else either.reload.kept == [[]]
+    assert either.finished() == {"running": "length"}
+    assert either.tokens("running") == 3
+
+
+def test_a_kept_request_can_be_aborted(either: Engine) -> None:
+    either.submit("running", tokens=50)
+    either.turns(3)
+    pause(either, "keep")
+    reload(either, mode="keep")
+    either.turns()
+    either.control.publish(either.scheduler.abort("running"))
+    resume(either)
+    either.turns()
+    assert either.reload.kept == [["running"]]
+    assert either.finished() == {"running": "abort"}
+    assert either.scheduler.drained and either.scheduler.loads(False).used_blocks == 0
+
+
+def test_pause_keep_holds_running_requests_until_continue(either: Engine) -> None:
+    either.submit("running", tokens=9)
+    either.turns(3)
+    call = pause(either, "keep")
+    either.submit("held")
+    either.turns()
+    had = either.tokens("running")
+    assert either.replies()[call] == {"success": True, "message": "paused; 1 running request(s) are held"}
+    assert either.control.loads().held and not either.finished() and had < 9
+    resume(either)
+    assert not either.control.loads().held
+    either.turns(20)
+    assert either.finished() == {"running": "length", "held": "length"}
+    assert either.tokens("running") == 9
+
+
+@pytest.mark.parametrize("first", [reload, pause], ids=["reload first", "pause first"])
+def test_a_reload_that_waits_is_one_that_keeps_while_a_pause_does(either: Engine, first: Any) -> None:
+    either.submit("running", tokens=9)
+    either.turns(3)
+    if first is reload:
+        call = reload(either)
+        either.turn()
+        pause(either, "keep")
+    else:
+        pause(either, "keep")
+        call = reload(either)
+    either.submit("held")
+    either.turns()
+    assert either.replies()[call]["success"]
+    assert either.reload.kept == [["running"]]
+    assert not either.finished() and either.control.loads().paused
+    resume(either)
+    either.turns(20)
+    assert either.finished() == {"running": "length", "held": "length"}
+
+
+def test_a_pause_that_waits_is_done_when_a_later_one_keeps(either: Engine) -> None:
+    either.submit("running", tokens=9)
+    either.turns(2)
+    calls = [pause(either), pause(either, "keep")]
+    either.turns()
+    assert all(either.replies()[call]["success"] for call in calls)
+    assert not either.finished()
+
+
+def test_a_pause_that_waits_lets_finish_what_an_earlier_one_keeps(either: Engine) -> None:
+    either.submit("running", tokens=9)
+    either.turns(2)
+    pause(either, "keep")
+    either.turns(3)
+    call = pause(either)
+    either.turns(20)
+    assert either.replies()[call] == {"success": True, "message": "paused"}
+    assert either.finished() == {"running": "length"}
+
+
+def test_continue_cancels_a_reload_that_keeps(either: Engine) -> None:
+    either.submit("running", tokens=9)
+    either.turns(2)
+    first, second = reload(either, "a", mode="keep"), reload(either, "b", mode="keep")
+    for directive in either.control.decide():
+        assert isinstance(directive, Begin)
+        either.control.begin(directive)
+    resume(either)
+    either.turns(20)
+    assert [either.replies()[call]["code"] for call in (first, second)] == ["cancelled"] * 2
+    assert either.reload.ran == [] and either.finished() == {"running": "length"}
+
+
+def test_requests_go_on_between_two_reloads_that_keep_them(either: Engine) -> None:
+    either.submit("running", tokens=30)
+    either.turns(2)
+    calls = [reload(either, name, mode="keep") for name in "ab"]
+    either.turns(40)
+    assert either.reload.kept == [["running"]] * 2
+    assert all(either.replies()[call]["success"] for call in calls)
+    assert either.tokens("running") == 30
 
 
 def test_without_the_flag_a_reload_is_refused_and_nothing_held(engine: Engine) -> None:

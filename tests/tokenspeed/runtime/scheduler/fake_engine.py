@@ -93,6 +93,12 @@ class FakeEngine:
         self.scheduler.reseed_cache(generation, weight_version)
         self.device.epoch += 1
 
+    def recompute_running(self) -> None:
+        """Other code computes from now on, and what runs goes on with it."""
+        running = [r for r in self.requests.values() if r.state in (RequestState.RUNNING, RequestState.PREEMPTED)]
+        assert self.scheduler.recompute_running() == len(running)
+        assert self.scheduler.loads(paused=False).used_blocks == 0
+
     def launch(self) -> Batch | None:
         idle, has_work = not self.device.pending, self.scheduler.has_work
         batch = self.scheduler.schedule()

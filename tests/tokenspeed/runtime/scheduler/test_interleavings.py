@@ -104,6 +104,16 @@ class Interleavings(RuleBasedStateMachine):
         self.generation += 1
         self.engine.reseed(self.generation)
 
+    @precondition(lambda self: not self.engine.device.pending)
+    @rule()
+    def reload_and_keep(self) -> None:
+        self.engine.recompute_running()
+        self.reseed()
+
+    @rule(is_held=st.booleans())
+    def hold_running(self, is_held: bool) -> None:
+        self.engine.scheduler.holds_running = is_held
+
     @rule()
     def replace_ranks(self) -> None:
         self.engine.replace()
@@ -144,6 +154,7 @@ class Interleavings(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.engine.scheduler.admission_open = True
+        self.engine.scheduler.holds_running = False
         while self.engine.device.pending:
             self.engine.commit()
         self.engine.run(overlap=True)
