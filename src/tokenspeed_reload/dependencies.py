@@ -187,6 +187,10 @@ class Uses:
                 full = full.rpartition(".")[0]
         return found - {name}
 
+    def study(self, name: str, record: ModuleRecord) -> None:
+        """Read and remember what the source of a module tells."""
+        self._mentions(name, record)
+
     def finds_any(self, name: str, record: ModuleRecord) -> bool:
         """Whether a module may look up modules by names that it does not show."""
         return self._mentions(name, record).finds_any

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
 from tokenspeed_reload.adapters.caches import CACHED_FUNCTION
@@ -22,15 +21,15 @@ from tokenspeed_reload.undo import (
     Record,
     Registrations,
     SetContents,
+    State,
     UndoLog,
     cell_value,
     is_abstract,
-    registered_with,
     slots_of,
 )
 from tokenspeed_reload.values import attributes_of, home_told, is_a
 
-Items = Sequence[tuple[Any, Any]]
+_ATOMS = frozenset({str, int, float, bool, bytes, NoneType})
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, deque)
 _WRAPPERS: dict[type, Callable[[Any], list[Any]]] = {
@@ -54,11 +53,12 @@ class Footprint:
 
     def __init__(self, prefixes: list[str]) -> None:
         self._prefixes = prefixes
-        self._records: dict[int, Record] = {}
-        self._states: list[Record] = []
+        self._records: dict[int, State] = {}
+        self._states: list[State] = []
         self._seen: set[int] = set()
         self._written: set[int] = set()
         self._kinds: dict[type, tuple[bool, bool]] = {}
+        self._ours: dict[str, bool] = {}
 
     def take(self, modules: Iterable[ModuleType]) -> None:
         """Remember what is reached from `modules`."""
@@ -69,7 +69,7 @@ class Footprint:
             todo.extend(vars(module).values())
         while todo:
             value = todo.pop()
-            if id(value) not in self._seen:
+            if type(value) not in _ATOMS and id(value) not in self._seen:
                 inner = self._open(value)
                 if inner is not None:
                     self._seen.add(id(value))
@@ -81,7 +81,7 @@ class Footprint:
 
     def changed(self) -> list[Any]:
         """The containers whose contents are no longer those remembered."""
-        found = {key: record for key, record in self._records.items() if _differs(record)}
+        found = {key: record for key, record in self._records.items() if record.differs()}
         self._written |= found.keys()
         return [record.target for record in found.values()]  # type: ignore[attr-defined]
 
@@ -90,7 +90,7 @@ class Footprint:
         self.changed()
         found = [self._records.pop(key) for key in self._written]
         self._written.clear()
-        changed = {id(record) for record in self._states if _differs(record)}
+        changed = {id(record) for record in self._states if record.differs()}
         log.insert(index, found + [record for record in self._states if id(record) in changed])
         self._states = [record for record in self._states if id(record) not in changed]
 
@@ -105,9 +105,9 @@ class Footprint:
         return [container for record in records for container in _containers_of(record)]
 
     def drop_moved(self, live_of: Mapping[int, Any]) -> None:
-        """Take from changed dicts the entries of definitions that registered themselves under another key now."""
-        for record in self._records.values():
-            if not isinstance(record, DictContents) or not _differs(record):
+        """Take from the dicts that had `changed` what definitions registered there that have another key now."""
+        for record in map(self._records.__getitem__, self._written):
+            if not isinstance(record, DictContents):
                 continue
             target, before = record.target, dict(record.held)
             added = {id(live_of.get(id(v))) for k, v in list(target.items()) if k not in before}
@@ -117,7 +117,7 @@ class Footprint:
     def without_repeats(self, live: set[int]) -> None:
         """Take from changed lists what was appended again although it had been there before."""
         for record in self._records.values():
-            if isinstance(record, ListContents) and type(record.target) is list and _differs(record):
+            if isinstance(record, ListContents) and type(record.target) is list and record.differs():
                 before, now = record.held, record.target
                 if len(now) > len(before) and all(a is b for a, b in zip(before, now, strict=False)):
                     known = {id(item) for item in before}
@@ -178,37 +178,11 @@ class Footprint:
 
     def _is_ours(self, value: Any) -> bool:
         module = home_told(value)
-        return module is not None and within(module, self._prefixes)
-
-
-def _differs(record: Record) -> bool:
-    match record:
-        case DictContents(target=target, held=held):
-            return not _same_items(held, list(target.items()))
-        case ListContents(target=target, held=held):
-            return not _same(held, target)
-        case SetContents(target=target, held=held):
-            return {id(item) for item in target} != {id(item) for item in held}
-        case Registrations(target=target, held=held):
-            return {id(item) for item in registered_with(target)} != {id(item) for item in held}
-        case FunctionState(held=(parts, members)) | ClassState(held=(parts, members)):
-            parts_now, members_now = record.read()
-            return not _same(parts, parts_now) or not _same_items(members, members_now)
-        case InstanceSlots(target=target, held=held):
-            return not _same_items(held, slots_of(target))
-        case Cell(target=target, held=held):
-            return cell_value(target) is not held
-        case InstanceClass(target=target, held=held):
-            return type(target) is not held
-    return False
-
-
-def _same(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    return len(before) == len(now) and all(map(operator.is_, before, now))
-
-
-def _same_items(before: Items, now: Items) -> bool:
-    return len(before) == len(now) and all(a is b and c is d for (a, c), (b, d) in zip(before, now, strict=True))
+        if module is None:
+            return False
+        if module not in self._ours:
+            self._ours[module] = within(module, self._prefixes)
+        return self._ours[module]
 
 
 def _containers_of(record: Record) -> list[Any]:

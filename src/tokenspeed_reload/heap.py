@@ -35,10 +35,9 @@ def thawed() -> Iterator[None]:
 def _is_frozen() -> bool:
     """True when the program has called gc.freeze(), which hides the oldest objects.
 
-    The count alone does not tell: CPython 3.12 keeps what is immortal, a few hundred objects, with the frozen ones.
+    gc.get_freeze_count() does not tell: it walks over all that is frozen, and CPython 3.12 keeps what is immortal, a
+    few hundred objects, with these.
     """
-    if gc.get_freeze_count() == 0:
-        return False
     generations = map(gc.get_objects, (2, 1, 0))
     return not any(map(partial(is_, sys.modules), chain.from_iterable(generations)))
 

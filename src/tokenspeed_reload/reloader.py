@@ -25,7 +25,7 @@ from tokenspeed_reload.patch import Patch
 from tokenspeed_reload.plan import Planner
 from tokenspeed_reload.records import Change, Origin, Records, Sources, SourceText
 from tokenspeed_reload.report import NeedsRestart, Plan, ReloadedModule, Report
-from tokenspeed_reload.runonce import RunOnce
+from tokenspeed_reload.runonce import RunOnce, uses_in
 from tokenspeed_reload.transaction import Transaction
 from tokenspeed_reload.undo import Participant, UndoLog
 
@@ -97,6 +97,14 @@ class Reloader:
         sys.meta_path.insert(0, self._finder)
         self._disk.note_files()
         self._disk.note_beside(self.beside, [*self.packages, *self.watch])
+
+    def prepare(self) -> None:
+        """Study the sources of the reloadable modules, so that no reload need do it: some milliseconds for each."""
+        for name, record in self.records.modules.items():
+            if within(name, self.packages):
+                self._uses.study(name, record)
+                for statement in self._definitions(name).statements:
+                    uses_in(statement, name)
 
     def keep(self, modules: Mapping[str, Origin]) -> None:
         """Let modules of the packages run these sources when they are imported for the first time, whatever the disk

@@ -16,7 +16,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from tokenspeed_reload.codes import nested
-from tokenspeed_reload.definitions import Definitions, Use
+from tokenspeed_reload.definitions import Definitions, Statement, Use
 from tokenspeed_reload.loader import within
 from tokenspeed_reload.names import deep
 from tokenspeed_reload.records import SourceText
@@ -105,12 +105,17 @@ class RunOnce:
         for module, source in self._sources.items():
             if word.search(source.text):
                 for statement in self._definitions(module).statements:
-                    if statement.uses is None:
-                        visitor = _Uses(module)
-                        deep(visitor.visit)(statement.node)
-                        statement.uses = visitor.found
-                    found |= statement.uses.get(name, set())
+                    found |= uses_in(statement, module).get(name, set())
         return found
+
+
+def uses_in(statement: Statement, module: str) -> dict[str, set[Use]]:
+    """The uses in a statement of `module`, by name; they are remembered."""
+    if statement.uses is None:
+        visitor = _Uses(module)
+        deep(visitor.visit)(statement.node)
+        statement.uses = visitor.found
+    return statement.uses
 
 
 class _Uses(ast.NodeVisitor):

@@ -31,7 +31,7 @@ from tokenspeed_reload.undo.functions import (
     set_code,
 )
 from tokenspeed_reload.undo.kept import kept_containers
-from tokenspeed_reload.undo.log import MISSING, Record, UndoLog
+from tokenspeed_reload.undo.log import MISSING, Record, State, UndoLog
 from tokenspeed_reload.undo.objects import (
     ClassState,
     InstanceClass,
@@ -70,6 +70,7 @@ __all__ = [
     "Record",
     "Registrations",
     "SetContents",
+    "State",
     "SubclassOrder",
     "UndoLog",
     "cell_value",

@@ -6,12 +6,12 @@ import abc
 from collections.abc import Iterable
 from typing import Any
 
-from tokenspeed_reload.undo.log import Record
+from tokenspeed_reload.undo.log import Record, State
 
 _ABC: Any = abc  # with the functions that only it has
 
 
-class Registrations(Record):
+class Registrations(State):
     """The classes that were registered with an abstract base class."""
 
     def __init__(self, target: Any) -> None:
@@ -21,6 +21,9 @@ class Registrations(Record):
     def exchange(self) -> None:
         held, self.held = self.held, registered_with(self.target)
         register_only(self.target, held)
+
+    def differs(self) -> bool:
+        return set(map(id, registered_with(self.target))) != set(map(id, self.held))
 
 
 class AbstractCaches(Record):

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection
 from typing import Any
 
-from tokenspeed_reload.undo.log import MISSING, Record
+from tokenspeed_reload.undo.log import MISSING, Record, State, same, same_items
 from tokenspeed_reload.values import is_a
 
 
@@ -63,7 +63,7 @@ class NamedValues(Record):
                 set_item(self.target, name, value)
 
 
-class DictContents(Record):
+class DictContents(State):
     """All entries of a dict and their order."""
 
     def __init__(self, target: dict[Any, Any]) -> None:
@@ -74,8 +74,11 @@ class DictContents(Record):
         held, self.held = self.held, items_of(self.target)
         replace_dict(self.target, held)
 
+    def differs(self) -> bool:
+        return not same_items(self.held, base_of(self.target).items(self.target))
 
-class ListContents(Record):
+
+class ListContents(State):
     """All elements of a list or deque."""
 
     def __init__(self, target: list[Any] | deque[Any]) -> None:
@@ -86,8 +89,11 @@ class ListContents(Record):
         held, self.held = self.held, elements_of(self.target)
         replace_elements(self.target, held)
 
+    def differs(self) -> bool:
+        return not same(self.held, self.target)
 
-class SetContents(Record):
+
+class SetContents(State):
     """All elements of a set."""
 
     def __init__(self, target: set[Any]) -> None:
@@ -97,6 +103,9 @@ class SetContents(Record):
     def exchange(self) -> None:
         held, self.held = self.held, elements_of(self.target)
         replace_elements(self.target, held)
+
+    def differs(self) -> bool:
+        return set(map(id, self.target)) != set(map(id, self.held))
 
 
 def base_of(target: Any) -> Any:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
+from operator import attrgetter
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from tokenspeed_reload.undo.containers import replace_dict
-from tokenspeed_reload.undo.log import MISSING, Record
+from tokenspeed_reload.undo.log import MISSING, Record, State, same, same_items
 
 _FUNCTION_PARTS = (
     *("__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__doc__"),
     *("__name__", "__qualname__", "__module__"),
     *(("__type_params__",) if sys.version_info >= (3, 12) else ()),
 )
+
+
+_parts_of: Callable[[FunctionType], tuple[Any, ...]] = attrgetter(*_FUNCTION_PARTS)
 
 
 class FunctionCode(Record):
@@ -29,17 +34,21 @@ class FunctionCode(Record):
         set_code(self.target, held)
 
 
-class FunctionState(Record):
+class FunctionState(State):
     """All of a function that can be written: code, defaults, annotations, names, attributes."""
 
     def __init__(self, target: FunctionType) -> None:
         self.target = target
         self.held = self.read()
 
-    def read(self) -> tuple[list[Any], list[tuple[str, Any]]]:
+    def read(self) -> tuple[tuple[Any, ...], list[tuple[str, Any]]]:
         """The parts, and the attributes in their order."""
         # Reading __annotations__ of a function without any would create a dict, which is harmless.
-        return [getattr(self.target, part) for part in _FUNCTION_PARTS], list(self.target.__dict__.items())
+        return _parts_of(self.target), list(self.target.__dict__.items())
+
+    def differs(self) -> bool:
+        parts, attributes = self.held
+        return not same(parts, _parts_of(self.target)) or not same_items(attributes, self.target.__dict__.items())
 
     def exchange(self) -> None:
         (parts, attributes), self.held = self.held, self.read()
@@ -53,7 +62,7 @@ class FunctionState(Record):
         replace_dict(self.target.__dict__, attributes)
 
 
-class Cell(Record):
+class Cell(State):
     """The contents of a closure cell."""
 
     def __init__(self, target: CellType) -> None:
@@ -66,6 +75,9 @@ class Cell(Record):
             del self.target.cell_contents
         else:
             self.target.cell_contents = held
+
+    def differs(self) -> bool:
+        return cell_value(self.target) is not self.held
 
 
 class MethodWrapper(Record):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
+from operator import is_
 from typing import Any
 
 from tokenspeed_reload.errors import IncompleteUndo
 
+Items = Collection[tuple[Any, Any]]
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
 
 
@@ -17,6 +20,24 @@ class Record(ABC):
     @abstractmethod
     def exchange(self) -> None:
         """Put the held state in force and hold the one that was."""
+
+
+class State(Record):
+    """All of one thing as it was, which can tell whether it is still so."""
+
+    @abstractmethod
+    def differs(self) -> bool:
+        """True when the thing is no longer what is held."""
+
+
+def same(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """True for the same objects in the same order."""
+    return len(before) == len(now) and all(map(is_, before, now))
+
+
+def same_items(before: Items, now: Items) -> bool:
+    """True for the same keys and values in the same order."""
+    return len(before) == len(now) and all(map(is_, chain.from_iterable(before), chain.from_iterable(now)))
 
 
 class UndoLog:
@@ -44,7 +65,7 @@ class UndoLog:
             self._seen.add(key)  # type: ignore[arg-type]
             self._records.append(kind(target))
 
-    def insert(self, index: int, records: list[Record]) -> None:
+    def insert(self, index: int, records: Sequence[Record]) -> None:
         """Put records of writes that came before those from `index` on."""
         self._records[index:index] = records
 

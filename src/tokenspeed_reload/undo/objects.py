@@ -7,13 +7,13 @@ from types import MemberDescriptorType
 from typing import Any
 
 from tokenspeed_reload.undo.containers import replace_dict
-from tokenspeed_reload.undo.log import MISSING, Record
+from tokenspeed_reload.undo.log import MISSING, Record, State, same, same_items
 
 _HEAP_TYPE = 1 << 9
 _FIXED_MEMBERS = frozenset({"__dict__", "__weakref__", "_abc_impl"})
 
 
-class ClassState(Record):
+class ClassState(State):
     """The members of a class with their order, and its bases."""
 
     def __init__(self, target: type) -> None:
@@ -23,6 +23,10 @@ class ClassState(Record):
     def read(self) -> tuple[tuple[type, ...], list[tuple[str, Any]]]:
         """The bases, and the members in their order."""
         return self.target.__bases__, list(self.target.__dict__.items())
+
+    def differs(self) -> bool:
+        bases, members = self.held
+        return not same(bases, self.target.__bases__) or not same_items(members, self.target.__dict__.items())
 
     def exchange(self) -> None:
         (bases, members), self.held = self.held, self.read()
@@ -47,7 +51,7 @@ class InstanceState(Record):
         replace_dict(self._state(), held)
 
 
-class InstanceSlots(Record):
+class InstanceSlots(State):
     """The values in the slots of an instance."""
 
     def __init__(self, target: Any) -> None:
@@ -64,8 +68,11 @@ class InstanceSlots(Record):
             else:
                 slot.__set__(self.target, value)
 
+    def differs(self) -> bool:
+        return not same_items(self.held, slots_of(self.target))
 
-class InstanceClass(Record):
+
+class InstanceClass(State):
     """The class of an instance."""
 
     def __init__(self, target: Any) -> None:
@@ -75,6 +82,9 @@ class InstanceClass(Record):
     def exchange(self) -> None:
         held, self.held = self.held, type(self.target)
         set_class(self.target, held)
+
+    def differs(self) -> bool:
+        return type(self.target) is not self.held
 
 
 def slots_of(target: Any) -> list[tuple[Any, Any]]:

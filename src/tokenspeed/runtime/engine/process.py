@@ -131,6 +131,7 @@ def _forward_reload(
     startup: Startup, channel: Channel, outbox: Outbox, reloader: Reloader, blackbox: BlackBox
 ) -> ForwardReload:
     plans = Plans(startup.executor)
+    reloader.prepare()
     reloader.add_participant(REGISTRY)
     reloader.add_participant(plans)
 

@@ -20,23 +20,13 @@ def rehash(kernels: Iterable[Any]) -> None:
     if not targets:
         return
     keys = {id(kernel) for kernel in targets}
-    containers: dict[int, Any] = {}
-    tuples: list[Any] = []
-    for holder in gc.get_referrers(*targets):
-        if holder is targets:
-            continue
-        if is_a(holder, dict | set):
-            containers[id(holder)] = holder
-        elif type(holder) is tuple:
-            tuples.append(holder)
     references = [ref for kernel in targets for ref in weakref.getweakrefs(kernel)]
-    further = [*tuples, *references]
-    if further:
-        keys |= {id(item) for item in further}
-        own = {id(tuples), id(references), id(further)}
-        for holder in gc.get_referrers(*further):
-            if is_a(holder, dict | set) and id(holder) not in own:
-                containers[id(holder)] = holder
+    holders = gc.get_referrers(*targets, *references)
+    tuples = [holder for holder in holders if type(holder) is tuple]
+    if tuples:
+        holders += gc.get_referrers(*tuples)
+    keys |= {id(item) for item in (*references, *tuples)}
+    containers = {id(holder): holder for holder in holders if is_a(holder, dict | set)}
     for container in containers.values():
         if any(id(key) in keys for key in list(container)) and not _is_function_cache(container):
             _build_anew(container, keys)
