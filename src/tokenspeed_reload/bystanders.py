@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,16 +39,18 @@ class Bystanders:
         self._uses = uses
         self._definitions = definitions
 
-    def stale(self, inputs: Inputs, changed: Changed) -> list[Stale]:
+    def stale(self, inputs: Inputs, changed: Changed, unused: Collection[str] = ()) -> list[Stale]:
         """Name what holds an old value.
 
         Args:
             inputs: the modules that take part.
             changed: their names that stand for another value.
+            unused: names of modules that nothing needs.
         """
         if not changed:
             return []
-        others = {n: r for n, r in self._records.items() if n not in inputs.modules and n in sys.modules}
+        apart = {*inputs.modules, *unused}
+        others = {n: r for n, r in self._records.items() if n not in apart and n in sys.modules}
         users, doubtful = self._uses.users({module for module, _ in changed}, others)
         modules = {name: self._module(name) for name in (*users, *doubtful)}
         # A module that may look up anything by a name would be taken to have computed all of its values so.

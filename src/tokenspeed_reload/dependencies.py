@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
@@ -190,6 +190,15 @@ class Uses:
     def study(self, name: str, record: ModuleRecord) -> None:
         """Read and remember what the source of a module tells."""
         self._mentions(name, record)
+
+    def named(self, name: str, record: ModuleRecord, modules: Collection[str]) -> set[str]:
+        """Those of `modules` that the source of a module names, in an import or a text."""
+        texts = set() if self.finds_any(name, record) else self.may_use(name, record, modules)
+        return (providers_of(self._mentions(name, record).edges, sys.modules) | texts).intersection(modules) - {name}
+
+    def forget(self, name: str) -> None:
+        """Drop what is remembered of a module."""
+        self._known.pop(name, None)
 
     def finds_any(self, name: str, record: ModuleRecord) -> bool:
         """Whether a module may look up modules by names that it does not show."""

@@ -20,6 +20,7 @@ from tokenspeed_reload.effects import Footprint
 from tokenspeed_reload.errors import IncompleteUndo, StillRunning, describe
 from tokenspeed_reload.execute import execute
 from tokenspeed_reload.failures import chain_of, failure_of
+from tokenspeed_reload.gone import FORGOTTEN, ForgottenModule, Remains, forget, remains_of
 from tokenspeed_reload.inputs import Inputs
 from tokenspeed_reload.interrupts import uninterrupted
 from tokenspeed_reload.loader import SourceFinder
@@ -31,7 +32,7 @@ from tokenspeed_reload.newmodules import NewModules
 from tokenspeed_reload.outside import Outside
 from tokenspeed_reload.records import Sources
 from tokenspeed_reload.remake import Remake
-from tokenspeed_reload.report import Report
+from tokenspeed_reload.report import Report, Stale
 from tokenspeed_reload.restarts import Restarts
 from tokenspeed_reload.stale import find_stale
 from tokenspeed_reload.substitute import Substitution
@@ -119,6 +120,8 @@ class Patch:
         records = self._reloader.records
         for participant in self._reloader.participants:
             self._log.add(ParticipantState(participant))
+        for name in forget(self._sources.unused, self._reloader.everyone(), self._log):
+            self._report.notes.append(FORGOTTEN.format(name))
         self._new_modules.start()
         for library in self._merge.libraries:
             library.begin(self._merge)
@@ -127,8 +130,7 @@ class Patch:
         self._footprint.take([m for m in map(records.live, records.modules) if m is not None])
         self._derived.start(self._footprint.classes())
         for name in self._sources.deleted:
-            members = vars(sys.modules[name]) if name in sys.modules else {}  # it stays as it runs, and offers nothing
-            self._withdraw(name, {n: value for n, value in members.items() if home_told(value) == name})
+            self._withdraw(name, self._definitions_of(name))  # it stays as it runs, and offers nothing
         for name, module in self._inputs.modules.items():
             self._module = name
             self._update(module).show(self._codes.get(name, self._reloader.records.modules[name].code))
@@ -198,6 +200,10 @@ class Patch:
     def _update(self, module: ModuleInputs) -> ModuleUpdate:
         record = self._reloader.records.modules[module.name]
         return ModuleUpdate(module, record, vars(sys.modules[module.name]), self._merge)
+
+    def _definitions_of(self, name: str) -> dict[str, Any]:
+        members = vars(sys.modules[name]) if name in sys.modules else {}
+        return {n: value for n, value in members.items() if home_told(value) == name}
 
     def _withdraw(self, module: str, definitions: dict[str, Any]) -> None:
         """Let the registries forget what these definitions of a module registered."""
@@ -273,14 +279,34 @@ class Patch:
                     gc.collect()
             if merge.replaced:
                 with self._timed("scan"):
-                    self._report.stale.extend(find_stale(merge.replaced, self._kept(), merge.recorded, self._tell))
+                    hidden = self._kept()
+                    hidden += self._remains(hidden).alone.values()
+                    self._report.stale.extend(find_stale(merge.replaced, hidden, merge.recorded, self._tell))
+                    del hidden
                 self._derived.detach(merge)
             self._derived.log_into(self._log, self._first_write)
         self._report.running.extend(running.own_frames(merge.is_replaced))
-        self._report.stale.extend(self._reloader.bystanders.stale(self._inputs, self._changed_values()))
+        self._report.stale.extend(self._bystanders())
         self._report.needs_restart.extend(merge.needs_restart)
         self._report.effects.extend(merge.effects)
         self._report.notes.extend(merge.notes)
+
+    def _remains(self, kept: list[Any]) -> Remains:
+        """The modules that have no file and that nothing uses any more, apart from what the reload has `kept`."""
+        gone = [name for name in self._sources.deleted if name in sys.modules]
+        new = {name: module.new.source for name, module in self._inputs.modules.items()}
+        names = sorted(self._reloader.gone.without_users(gone, new))
+        forgotten = [record.module for record in self._log if isinstance(record, ForgottenModule)]
+        modules = [*(sys.modules[name] for name in names), *forgotten]
+        return remains_of(modules, [*kept, *map(vars, self._merge.replaced), forgotten])
+
+    def _bystanders(self) -> list[Stale]:
+        """What holds an old value in modules that took no part; of those without a file, in what something uses."""
+        changed = self._changed_values()
+        gone = self._sources.deleted if changed else []
+        remains = self._remains(self._kept()) if gone else Remains({}, set())
+        unused = {name for name in gone if id(sys.modules.get(name)) in remains.alone} - remains.needed
+        return self._reloader.bystanders.stale(self._inputs, changed, unused)
 
     def _changed_values(self) -> dict[tuple[str, str], Any]:
         """The names of values that stand for another one now, each with its constant of before."""

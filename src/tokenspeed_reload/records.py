@@ -82,6 +82,7 @@ class Sources:
         pending: names of reloadable modules that changed but are left for later.
         outside: names of changed modules outside of the reloadable packages.
         deleted: names of loaded modules whose file is gone.
+        unused: those of `deleted` that nothing uses any more: they are forgotten.
         new: names of those that are not loaded and whose file has come since the last commit.
     """
 
@@ -91,11 +92,12 @@ class Sources:
     pending: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
 
     def notes(self, told: Collection[str] = ()) -> list[str]:
-        """What to say of files that are gone, one sentence each, but for the modules in `told`."""
-        gone = [name for name in self.deleted if name not in told]
+        """What to say of modules that stay without a file, one sentence each, but for those in `told`."""
+        gone = [name for name in self.deleted if name not in (*told, *self.unused)]
         return [f"the file of {name} is gone; the module was left as it runs" for name in gone]
 
 

@@ -17,6 +17,7 @@ from tokenspeed_reload.definitions import Definitions, parse
 from tokenspeed_reload.dependencies import Uses, import_edges, ordered, providers_of, used_by_objects
 from tokenspeed_reload.disk import Disk
 from tokenspeed_reload.errors import ReloadError, ReloadInProgress, UnknownModules, describe
+from tokenspeed_reload.gone import TO_FORGET, Gone
 from tokenspeed_reload.inputs import Inputs
 from tokenspeed_reload.loader import SourceFinder, compile_source, within
 from tokenspeed_reload.merge import Adapter, Merge
@@ -75,6 +76,7 @@ class Reloader:
         self._finder = SourceFinder([*self.packages, *self.watch], overlay, self.records)
         self._disk = Disk(self.packages, overlay, self.records, self._finder)
         self._uses = Uses()
+        self.gone = Gone(self.records, self._uses)
         self.bystanders = Bystanders(self.records.modules, self._uses, self._definitions)
         self._parsed: dict[str, Definitions] = {}
         self.built_from = BuiltFrom()
@@ -145,6 +147,7 @@ class Reloader:
         """
         changes = self.changed()
         edited = [c.module for c in changes if c.kind == "edited" and c.reloadable]
+        loaded = [c.module for c in changes if c.kind == "deleted" and c.reloadable]
         names = edited if modules is None else list(dict.fromkeys(modules))
         self._check(names)
         return Sources(
@@ -156,6 +159,7 @@ class Reloader:
             deleted=[
                 c.module for c in changes if c.kind == "deleted" and c.module in self.records.modules.keys() - names
             ],
+            unused=self.gone.unused([name for name in loaded if name not in names]),
             new=[c.module for c in changes if c.kind == "new"],
         )
 
@@ -173,7 +177,7 @@ class Reloader:
             modules=[ReloadedModule(name, why[name]) for name in inputs.modules],
             pending=list(sources.pending),
             needs_restart=self._outside(sources),
-            notes=sources.notes(),
+            notes=[*sources.notes(), *map(TO_FORGET.format, sources.unused)],
         )
         merge = Merge(UndoLog(), self.adapters, inputs, self._padding, self.records.modules, sources.deleted)
         old = {name: self.records.modules[name].code for name in inputs.modules}
@@ -253,7 +257,7 @@ class Reloader:
 
     def _keep(self, sources: Sources, analysis: _Analysis, foreign: dict[str, set[str]], patch: Patch) -> None:
         """Take the new code for what runs; a failure leaves the records as they were."""
-        before = [(records, dict(records.modules)) for records in (self.records, *self._finder.others())]
+        before = [(records, dict(records.modules)) for records in self.everyone()]
         parsed = dict(self._parsed)
         try:
             for name, code in analysis.codes.items():
@@ -270,6 +274,9 @@ class Reloader:
             self._disk.note_files()
             self.built_from.keep(patch.built_from)
             self._told_gone = frozenset(sources.deleted)
+            for name in sources.unused:
+                self._parsed.pop(name, None)
+                self._uses.forget(name)
         except BaseException:
             for records, modules in before:
                 records.modules.clear()
@@ -277,9 +284,13 @@ class Reloader:
             self._parsed = parsed
             raise
 
+    def everyone(self) -> list[Records]:
+        """The records of every reloader of this process."""
+        return [self.records, *self._finder.others()]
+
     def _all_records(self, name: str) -> list[Records]:
         """The records of every reloader of this process that knows module `name`."""
-        return [records for records in (self.records, *self._finder.others()) if name in records.modules]
+        return [records for records in self.everyone() if name in records.modules]
 
     def _check(self, names: Iterable[str]) -> None:
         reasons = {name: self._why_unknown(name) for name in names if self.records.live(name) is None}
@@ -344,10 +355,11 @@ class Reloader:
             parsed[name] = _parse(name, source, self._definitions(name))
             tell(f"the comparison of {name}")
         why = dict.fromkeys(sources.modules, "named" if sources.named else "edited")
+        over = self.gone.without_users([n for n in sources.deleted if n in sys.modules], sources.modules)
         candidates = {
             name: record
             for name, record in self.records.modules.items()
-            if self.records.live(name) is not None and (within(name, self.packages) or name in why)
+            if self.records.live(name) is not None and (within(name, self.packages) or name in why) and name not in over
         }
         for name in candidates.keys() - why.keys() if sources.new else ():
             found = tried_imports(name, self._definitions(name), sources.new)

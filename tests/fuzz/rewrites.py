@@ -164,9 +164,12 @@ def decorator(rng: random.Random, sources: Sources, module: str, suffix: str) ->
 def extracted_body(rng: random.Random, sources: Sources, module: str, suffix: str) -> bool:
     """What a function does moves to a new function, which it calls."""
     text = sources[module]
-    _, node = rng.choice(list(functions(ast.parse(text))) or [("", None)])
+    tree = ast.parse(text)
+    _, node = rng.choice(list(functions(tree)) or [("", None)])
     if node is None or node.decorator_list or _uses(node, "super", "__class__") or node.args.kwarg or node.args.vararg:
         return False
+    if any(_uses(decorator, node.name) for _, other in functions(tree) for decorator in other.decorator_list):
+        return False  # it runs before the new function is there
     if re.search(r"\b__\w*[a-z]\b", ast.unparse(node).replace(f"def {node.name}", "")):
         return False  # private names belong to the class
     inner = ast.parse(ast.unparse(node)).body[0]

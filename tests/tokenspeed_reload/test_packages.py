@@ -162,19 +162,20 @@ def test_a_deleted_module_that_is_imported_still_is_an_error_only_where_it_is_ne
 
 
 def test_a_file_that_went_is_told_once_and_to_who_asks(project):
+    uses = "Y = {}\ndef later():\n    import k\n"
     path = project.write_module("k", "X = 1")
-    project.write_module("m", "Y = 1")
+    project.write_module("m", uses.format(1))
     reloader = project.watch("k", "m")
     project.load("k")
     project.load("m")
     gone = ["the file of k is gone; the module was left as it runs"]
     path.unlink()
-    project.write_module("m", "Y = 2")
+    project.write_module("m", uses.format(2))
     transaction = reloader.reload()
     assert transaction.report.notes == gone
     transaction.undo()
     assert project.reload().notes == gone  # who undid the first one was told of nothing that stayed
-    project.write_module("m", "Y = 3")
+    project.write_module("m", uses.format(3))
     assert project.reload().notes == []
     assert reloader.plan().notes == gone
     assert [(c.module, c.kind) for c in reloader.changed()] == [("k", "deleted")]

@@ -22,6 +22,8 @@ class CommittedCode:
         """Note what serves from now on."""
         self._generation = message.generation
         self._modules.update(message.modules)
+        for name in message.forgotten:
+            self._modules.pop(name, None)
 
     def write(self, directory: Path) -> None:
         """Leave it for the ranks that are about to start in `directory`."""

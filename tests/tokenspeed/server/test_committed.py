@@ -17,8 +17,8 @@ def module(text: str) -> ModuleCode:
 
 def test_what_was_told_last_reaches_other_ranks(tmp_path: Path) -> None:
     code = CommittedCode()
-    code.take(Committed(generation=0, modules={"a": module("X = 1"), "b": module("Y = 1")}))
-    code.take(Committed(generation=1, modules={"a": module("X = 2")}))
+    code.take(Committed(generation=0, modules={name: module("X = 1") for name in "ac"} | {"b": module("Y = 1")}))
+    code.take(Committed(generation=1, modules={"a": module("X = 2")}, forgotten=["c"]))
     code.write(tmp_path)
     assert committed(tmp_path) == (
         1,

@@ -76,12 +76,14 @@ class CallReply(Message, frozen=True):
 class Committed(Message, frozen=True):
     """The code that serves from now on; sent at the start, at each commit, and when more is imported.
 
-    `modules` are those that were not told before, by name, with what they run now. `reply` is that of the reload that
-    committed: it is sent later, but says so whatever becomes of the ranks.
+    `modules` are those that were not told before, by name, with what they run now; `forgotten` are those that were told
+    and run no more. `reply` is that of the reload that committed: it is sent later, but says so whatever becomes of the
+    ranks.
     """
 
     generation: int
     modules: dict[str, ModuleCode]
+    forgotten: list[str] = msgspec.field(default_factory=list)
     reply: CallReply | None = None
 
 

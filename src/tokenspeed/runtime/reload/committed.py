@@ -27,11 +27,14 @@ class CommittedCode:
         records = list(self.reloader.records.modules.values())
         news = [record for record in records if self._told.get(record.name) is not record.source]
         self._told.update({record.name: record.source for record in news})
+        forgotten = sorted(self._told.keys() - {record.name for record in records})
+        for name in forgotten:
+            del self._told[name]
         modules = {
             record.name: ModuleCode(path=record.source.path, data=record.source.data, origin=record.origin)
             for record in news
         }
-        self.send(Committed(generation=self.generation(), modules=modules, reply=reply))
+        self.send(Committed(generation=self.generation(), modules=modules, forgotten=forgotten, reply=reply))
 
     def tell_imports(self) -> None:
         """Tell the modules that were imported since; costs nothing where there are none."""

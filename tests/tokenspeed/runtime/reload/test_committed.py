@@ -35,3 +35,8 @@ def test_each_source_of_each_module_is_told_once() -> None:
     told = sent.pop()
     assert told.reply == reply
     assert {name: module.data for name, module in told.modules.items()} == {"a": b"X = 2"}
+    reloader.records.forget("b")
+    code.tell()
+    assert sent.pop().forgotten == ["b"]
+    code.tell_imports()
+    assert sent == []

@@ -13,8 +13,10 @@ import pytest
 from tests.e2e.harness import installed_path
 from tests.tiny import tiny_llama
 from tokenspeed import LLM, SamplingParams
+from tokenspeed_reload.gone import FORGOTTEN
 
 LLAMA = "tokenspeed.runtime.models.llama"
+EXTRA = "tokenspeed.runtime.models.extra"
 SAMPLER = "tokenspeed.runtime.sampling.sampler"
 LINEAR = "tokenspeed.runtime.layers.linear"
 REDUCE = "self.group.all_reduce(self.project(x, self.bias if self.group.rank == 0 else None))"
@@ -247,7 +249,7 @@ def test_a_spare_that_cannot_be_made_refuses_the_next_reload_only(edited: Edited
 
 @pytest.mark.parametrize("edited", ["graphs"], indirect=True)
 def test_what_is_said_of_files_is_said_once_and_where_nothing_else_changed(edited: Edited) -> None:
-    stray, extra = edited.path("tokenspeed.runtime.model.llama"), edited.path("tokenspeed.runtime.models.extra")
+    stray, extra = edited.path("tokenspeed.runtime.model.llama"), edited.path(EXTRA)
     for path in (stray, extra):
         path.parent.mkdir(parents=True, exist_ok=True)
     stray.write_text("")
@@ -264,6 +266,10 @@ def test_what_is_said_of_files_is_said_once_and_where_nothing_else_changed(edite
     assert not any(str(stray) in note for note in reply["notes"]), reply
     assert any("models.extra is gone" in note for note in reply["notes"]), reply
     edited.write(LLAMA, "import torch\n", "import torch\n\n")
+    reply = edited.reload()
+    assert reply["success"] and not any(str(stray) in note for note in reply["notes"]), reply
+    assert [note for note in reply["notes"] if "extra" in note] == [FORGOTTEN.format(EXTRA)], reply
+    edited.revert(LLAMA)
     reply = edited.reload()
     assert reply["success"] and not any("extra" in note or str(stray) in note for note in reply["notes"]), reply
     stray.unlink()
