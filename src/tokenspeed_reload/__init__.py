@@ -13,14 +13,26 @@ from tokenspeed_reload.errors import (
 from tokenspeed_reload.merge import Adapter, LibraryAdapter, Merge
 from tokenspeed_reload.records import Change, Origin, Sources, SourceText
 from tokenspeed_reload.reloader import RUNS_ONCE, Reloader
-from tokenspeed_reload.report import Effect, NeedsRestart, Plan, ReloadedModule, Report, Running, Stale
+from tokenspeed_reload.report import (
+    Bodies,
+    ChangedKernel,
+    Effect,
+    NeedsRestart,
+    Plan,
+    ReloadedModule,
+    Report,
+    Running,
+    Stale,
+)
 from tokenspeed_reload.transaction import Transaction
 from tokenspeed_reload.undo import Participant
 
 __all__ = [
     "RUNS_ONCE",
     "Adapter",
+    "Bodies",
     "Change",
+    "ChangedKernel",
     "Effect",
     "IncompleteUndo",
     "LibraryAdapter",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tokenspeed_reload import abstract, heap, running
 from tokenspeed_reload.adapters.dispatch import GENERIC_FILE, forget_choices
 from tokenspeed_reload.bindings import bind
+from tokenspeed_reload.bodies import bodies_of
 from tokenspeed_reload.builtfrom import Print
 from tokenspeed_reload.derived import Derived
 from tokenspeed_reload.effects import Footprint
@@ -43,7 +44,7 @@ from tokenspeed_reload.undo import (
     UndoLog,
     kept_containers,
 )
-from tokenspeed_reload.values import home_told
+from tokenspeed_reload.values import attributes_of, home_told
 
 if TYPE_CHECKING:
     from tokenspeed_reload.reloader import Reloader
@@ -268,6 +269,7 @@ class Patch:
                 self._settling = False
             merge.replaced[:] = [e for e in merge.replaced if e.is_part or e.goes_on or id(e.old) not in merge.new_of]
             self._derived.sort(merge)
+            nobodys = {id(attributes_of(new)) for new in merge.discarded}
             self._drop_helpers()
             # What was executed and not kept must go before it is frozen with the rest: frozen, it would stay for
             # good, and the next reload would take it for a holder. All older objects are in generation 2 here.
@@ -290,6 +292,7 @@ class Patch:
         self._report.needs_restart.extend(merge.needs_restart)
         self._report.effects.extend(merge.effects)
         self._report.notes.extend(merge.notes)
+        self._report.bodies = bodies_of(self._log, nobodys)
 
     def _remains(self, kept: list[Any]) -> Remains:
         """The modules that have no file and that nothing uses any more, apart from what the reload has `kept`."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,46 @@ class Effect:
     what: str
 
 
+@dataclass(frozen=True)
+class ChangedKernel:
+    """A kernel that compiles anew.
+
+    Attributes:
+        kernel: the live one.
+        before: its attributes before the reload, with the binaries of then.
+    """
+
+    kernel: Any
+    before: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """Its dotted name."""
+        return kernel_name(self.kernel)
+
+
+def kernel_name(kernel: Any) -> str:
+    """The dotted name of the function inside of a kernel, whatever is wrapped around it."""
+    while type(kernel) is not FunctionType and "fn" in vars(kernel):
+        kernel = kernel.fn
+    return f"{kernel.__module__}.{getattr(kernel, '__qualname__', type(kernel).__name__)}"
+
+
+@dataclass
+class Bodies:
+    """What changed.
+
+    Attributes:
+        functions: functions of Python whose body is another one; what they take and what they hold is as before.
+        kernels: kernels that compile anew since their body, or what they call on the device, is another one.
+        beyond: what else changed, as clauses; empty where that is all.
+    """
+
+    functions: list[FunctionType] = field(default_factory=list)
+    kernels: list[ChangedKernel] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)
+
+
 @dataclass
 class Report:
     """The outcome of a reload.
@@ -89,6 +132,7 @@ class Report:
         running: old code that still runs.
         effects: what the modules did outside of what an undo covers.
         notes: whatever else the person who edits should know, as sentences.
+        bodies: what changed, where that is only code inside of functions and kernels.
         seconds: time spent in "plan", "execute", "merge", and in "scan", the pass over all objects of the process.
     """
 
@@ -102,6 +146,7 @@ class Report:
     running: list[Running] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    bodies: Bodies = field(default_factory=Bodies)
     seconds: dict[str, float] = field(default_factory=dict)
 
 

@@ -50,13 +50,14 @@ class NamedValues(Record):
 
     def __init__(self, target: dict[Any, Any], names: Collection[str]) -> None:
         self.target, self.names = target, frozenset(names)
-        self.held = self._read()
+        self.held = self.read()
 
-    def _read(self) -> list[tuple[str, Any]]:
+    def read(self) -> list[tuple[str, Any]]:
+        """The names that are there, each with its value."""
         return [(key, value) for key, value in items_of(self.target) if type(key) is str and key in self.names]
 
     def exchange(self) -> None:
-        held, self.held = self.held, self._read()
+        held, self.held = self.held, self.read()
         there = {name for name, _ in self.held}
         for name, value in held:
             if name in there:

@@ -102,6 +102,8 @@ class CacheClear(Record):
 
     def __init__(self, target: Any) -> None:
         self.target = target
+        size = getattr(target, "cache_info", None)
+        self.had_entries = size is None or size().currsize > 0
 
     def exchange(self) -> None:
         clear = getattr(self.target, "cache_clear", None) or self.target._clear_cache

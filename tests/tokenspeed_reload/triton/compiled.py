@@ -894,3 +894,43 @@ def test_a_compile_in_the_middle_of_a_reload_is_stored_under_its_own_key(project
     transaction.undo()
     assert "3.000000e+00" in constant(device.run(kern.call, pointer(), BLOCK=32))
     assert "_do_compile" in vars(type(kern.call)) and type(kern.call)._do_compile.__module__ == "triton.runtime.jit"
+
+
+def bodies_after(project, write, device, pointer, old, new):
+    """What the report says of an edit of a caller or its helper, both of which were compiled."""
+    sources = {"helpers": HELPER.format("2.0"), "kern": CALLER}
+    for name, text in sources.items():
+        write(name, text)
+    project.watch("kern", "helpers")
+    kern = project.load("kern")
+    for kernel in (kern.call, kern.other):
+        device.run(kernel, pointer(), BLOCK=64)
+    before = {name: getattr(kern, name).device_caches for name in ("call", "other")}
+    for name, text in sources.items():
+        if old in text:
+            write(name, text.replace(old, new, 1))
+    return project.reload().bodies, before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"), [("x * 2.0", "x * 3.0", "call"), ("p + o, 2.0", "p + o, 3.0", "other")]
+)
+def test_an_edit_of_bodies_names_the_kernels_and_their_binaries(project, write, device, pointer, old, new, changed):
+    bodies, before = bodies_after(project, write, device, pointer, old, new)
+    assert not bodies.functions and not bodies.beyond
+    compiled = {kernel.name: kernel.before["device_caches"] for kernel in bodies.kernels if kernel.before["hash"]}
+    assert compiled.pop("helpers.scale", None) is None or changed == "call"
+    assert compiled == {f"kern.{changed}": before[changed]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("@triton.jit\ndef other", "@triton.jit(noinline=True)\ndef other"),
+        ("def other(p, BLOCK: tl.constexpr)", "def other(p, BLOCK: tl.constexpr = 64)"),
+        ("def other(p, BLOCK: tl.constexpr)", "def other(p, WIDTH: tl.constexpr, BLOCK: tl.constexpr)"),
+        ("from helpers import scale", "from helpers import scale\nSIZE: tl.constexpr = tl.constexpr(3)"),
+    ],
+)
+def test_an_edit_of_what_launches_see_is_more_than_a_body(project, write, device, pointer, old, new):
+    assert bodies_after(project, write, device, pointer, old, new)[0].beyond

@@ -44,6 +44,11 @@ class Operators(Record):
         self._made: list[Any] = []
         self._registered = True
 
+    @property
+    def added(self) -> bool:
+        """True when the reload registered an operator that there was not."""
+        return bool(self._made)
+
     def stand_between(self) -> None:
         """Intercept the definition of operators and the registration of their implementations."""
         ops, library = _module("torch._library.custom_ops"), _module("torch.library")

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from types import FunctionType, MethodType
 from typing import Any
 
+from tokenspeed_reload.adapters.triton.alike import BINARIES, NOT_COMPARED, same_setting
 from tokenspeed_reload.adapters.triton.library import Triton, chain
 from tokenspeed_reload.adapters.triton.states import KernelStates, forget_binaries
 from tokenspeed_reload.codes import fit
 from tokenspeed_reload.merge import Merge
 from tokenspeed_reload.undo import MISSING, Entry
-from tokenspeed_reload.values import is_a, same_value
-
-_BINARIES = frozenset({"device_caches", "kernel", "CompiledKernel", "compile", "ASTSource"})
-_KEY = frozenset({"hash", "used_global_vals", "_hash_lock"})
-_PLACE = frozenset({"raw_src", "starting_line_number", "file_name", "def_file_line_number", "def_file_col_number"})
-_DERIVED = frozenset({"params", "arg_names", "constexprs", "rewriter", "base_fn", "fn", "pre_run_hooks"})
-_RAN = frozenset({"nargs", "configs_timings", "best_config", "bench_time", "restore_copies", "do_bench", "cache"})
-_NOT_COMPARED = _BINARIES | _KEY | _PLACE | _DERIVED | _RAN
+from tokenspeed_reload.values import same_value
 
 
 class Adoption:
@@ -74,14 +67,14 @@ class Adoption:
         state["fn"] = function
         changed = type(live) is not type(new) or function is not live.fn or id(live.fn) in self._merge.patched
         for name, value in vars(new).items():
-            if name in _NOT_COMPARED:
+            if name in NOT_COMPARED:
                 continue
             old = vars(live).get(name, MISSING)
             state[name] = self._value(old, value, f"{where}.{name}")
-            changed = changed or not _alike(old, state[name])
+            changed = changed or not same_setting(old, state[name])
         if "pre_run_hooks" in state:
             state["pre_run_hooks"] = self._hooks(live, new)
-            changed = changed or not _alike(live.pre_run_hooks, state["pre_run_hooks"])
+            changed = changed or not same_setting(live.pre_run_hooks, state["pre_run_hooks"])
         if self._library.is_source(new):
             _register(live, self._library)
         if not changed:
@@ -137,7 +130,7 @@ class Adoption:
         if type(kernel) is not cls:
             kernel.__class__ = cls
         state = {name: _rebound(value, kernel) for name, value in state.items()}
-        for name in _BINARIES - {"device_caches"}:
+        for name in BINARIES - {"device_caches"}:
             if name != "kernel":
                 state.pop(name, None)
         vars(kernel).clear()
@@ -174,7 +167,7 @@ class Adoption:
             return old
         if type(new) is FunctionType:
             return merge.merge(old, new, where)
-        return old if _alike(old, new) else merge.resolve(new)
+        return old if same_setting(old, new) else merge.resolve(new)
 
     def _hooks(self, live: Any, new: Any) -> list[Any]:
         """The hooks that the module adds, and after them those that came from outside."""
@@ -185,16 +178,16 @@ class Adoption:
 
     def _kept(self, tuned: dict[str, Any], state: dict[str, Any], where: str) -> dict[Any, Any]:
         """The tuned choices that are still among the configurations."""
-        if not _alike(list(tuned["keys"]), list(state["keys"])):
+        if not same_setting(list(tuned["keys"]), list(state["keys"])):
             return {}
         now = [(_config(c), c) for c in state["configs"]]
         kept = {}
         for key, choice in tuned["cache"].items():
-            same = next((c for config, c in now if _alike(config, _config(choice))), None)
+            same = next((c for config, c in now if same_setting(config, _config(choice))), None)
             if same is not None:
                 kept[key] = same
         before = [_config(c) for c in tuned["configs"]]
-        added = [config for config, _ in now if not any(_alike(config, old) for old in before)]
+        added = [config for config, _ in now if not any(same_setting(config, old) for old in before)]
         if kept and added:
             self._merge.notes.append(
                 f"{where} has {len(added)} new configuration(s); {len(kept)} choice(s) tuned before stay as they are."
@@ -239,35 +232,7 @@ def _config(config: Any) -> dict[str, Any]:
 
 
 def _alike_configs(old: Any, new: Any, merge: Merge, where: str) -> bool:
-    if not _alike(_config(old), _config(new)):
+    if not same_setting(_config(old), _config(new)):
         return False
     hooks = (vars(old).get("pre_hook"), vars(new).get("pre_hook"))
     return same_value(hooks[0], merge.merge(*hooks, f"{where}.pre_hook"))
-
-
-def _alike(left: Any, right: Any) -> bool:
-    """True for values that mean the same to a compiler, told without methods of the program."""
-    if same_value(left, right):
-        return True
-    if type(left) is not type(right):
-        return False
-    if type(left) in (list, tuple):
-        return len(left) == len(right) and all(map(_alike, left, right))
-    if type(left) is dict:
-        return list(left) == list(right) and all(_alike(left[k], right[k]) for k in left)
-    if type(left) is inspect.Signature:
-        return _alike(_parameters(left.parameters.values()), _parameters(right.parameters.values())) and _alike(
-            _kind(left.return_annotation), _kind(right.return_annotation)
-        )
-    if type(left).__module__ == "triton.language.core" and hasattr(left, "value"):
-        return _alike(left.value, right.value)
-    return False
-
-
-def _parameters(parameters: Iterable[inspect.Parameter]) -> list[tuple[Any, ...]]:
-    return [(p.name, int(p.kind), p.default, _kind(p.annotation)) for p in parameters]
-
-
-def _kind(annotation: Any) -> Any:
-    """Triton goes by the text of an annotation."""
-    return annotation if is_a(annotation, type | str) else repr(annotation)

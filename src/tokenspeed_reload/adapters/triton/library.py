@@ -90,3 +90,9 @@ def function_of(kernel: Any, library: Triton) -> FunctionType | None:
 def is_tritons(module: str | None) -> bool:
     """True for modules of Triton itself, whose kernels depend on nothing that a program defines."""
     return module is not None and module.partition(".")[0] == "triton"
+
+
+def is_rewritten(table: Any) -> bool:
+    """True for the table in which the interpreter keeps what it made of the functions of kernels."""
+    library = triton()
+    return library is not None and table is getattr(library.interpreted, "rewritten_fn", None)

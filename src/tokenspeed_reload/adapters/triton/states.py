@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tokenspeed_reload.adapters.triton.alike import SELF_MADE, same_setting
 from tokenspeed_reload.adapters.triton.library import Triton, is_tritons
 from tokenspeed_reload.adapters.triton.reach import Reaches, key_of
 from tokenspeed_reload.adapters.triton.rehash import rehash
@@ -46,6 +47,21 @@ class KernelStates:
     def containers(self) -> list[Any]:
         """Where old objects are held for the undo."""
         return [self._held, self._targets]
+
+    def differences(self) -> Iterator[tuple[Any, dict[str, Any] | None, str]]:
+        """Each kernel with its attributes of before, None where it does not compile anew, and what of it differs but
+        for its body."""
+        for key, kernel in self._targets.items():
+            cls, items = self._held[key]
+            before, now = dict(items), vars(kernel)
+            if "rewriter" not in now and "device_caches" not in now and "configs" not in now and "values" not in now:
+                yield kernel, before, "another body, and launch code may call it"
+            elif cls is not type(kernel) or before.keys() - SELF_MADE != now.keys() - SELF_MADE:
+                yield kernel, before, "other decorators"
+            else:
+                others = [n for n in before if n not in SELF_MADE and not same_setting(before[n], now[n])]
+                is_new = "rewriter" in now or before.get("device_caches") is not now.get("device_caches")
+                yield kernel, before if is_new else None, f"another {others[0]}" if others else ""
 
     def exchange(self) -> None:
         """Put the held states in force."""
@@ -90,14 +106,14 @@ class Undone(Record):
     """Exchanges the states when the reload is undone; it stands first in the log, and comes last then."""
 
     def __init__(self, states: KernelStates, window: CompileWindow) -> None:
-        self._states = states
+        self.states = states
         self._window = window
         self.held = states.containers()
 
     def exchange(self) -> None:
         self._window.close()
-        if self._states.is_new_in_force:
-            self._states.exchange()
+        if self.states.is_new_in_force:
+            self.states.exchange()
 
 
 class Redone(Record):
