@@ -8,6 +8,7 @@ before, or as one that starts with the edited files: probes, sent alone, are com
 log-probabilities, every request must end in a permitted way with its number of tokens, and no KV block may be left.
 Figures are printed as JSON. What must not happen is printed with the edit as a diff, the reply and the server's log,
 and with the arguments that make that edit again; it ends the run, unless --keep-going starts a new server behind it.
+Memory of each process is told each hundred edits; that of one that lives for long has to be flat.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ def main() -> int:
         finally:
             if result.steps:
                 print(json.dumps({"findings": findings, **result.summary()}, indent=1))
+                growing = [life.role for life in result.lives() if not life.is_flat]
+                if growing:
+                    print(f"memory grows with each edit: {', '.join(growing)}")
+                findings += len(growing)
     return min(findings, 1)
 
 

@@ -8,12 +8,10 @@ import random
 import shutil
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 import aiohttp
@@ -22,8 +20,9 @@ from tests.e2e.harness import Server
 from tests.fuzz.calls import Calls, Reply, draw_way
 from tests.fuzz.load import PROMPTS, Answer, Load, finish, wrong
 from tests.fuzz.program import Edit, Kinds, Numbers, Program
+from tests.fuzz.result import Result, Step
 from tests.fuzz.sources import overlay_path
-from tests.fuzz.usage import Growth, Usage, growth, usage
+from tests.fuzz.usage import usage
 
 Probe = str
 """What the probes were answered, as JSON, so that equal means equal in every bit."""
@@ -64,69 +63,6 @@ class Settings:
     """What takes longer hangs."""
     fresh_every: int = 0
     """Compare with a server that starts with the same files after so many commits; 0: never."""
-
-
-@dataclass
-class Step:
-    """What came of one edit."""
-
-    number: int
-    kind: str
-    way: str
-    expect: str
-    committed: bool
-    seconds: float
-    rank: int | None = None
-    phase: str = ""
-
-
-@dataclass
-class Result:
-    """What a campaign saw."""
-
-    steps: list[Step] = field(default_factory=list)
-    requests: Counter[str] = field(default_factory=Counter)
-    usages: list[dict[str, Usage]] = field(default_factory=list)
-    fresh: int = 0
-    """Comparisons with a fresh server."""
-    compared: int = 0
-    """Answers under load that were compared with those of the probes."""
-
-    @property
-    def committed(self) -> int:
-        return sum(step.committed for step in self.steps)
-
-    @property
-    def failed(self) -> int:
-        return len(self.steps) - self.committed
-
-    def growth(self) -> list[Growth]:
-        """From a fifth of the way on, when caches are full."""
-        return growth(self.usages[len(self.usages) // 5 :])
-
-    def summary(self) -> dict[str, Any]:
-        """Figures, as JSON has them."""
-        seconds = [step.seconds for step in self.steps]
-        kinds: dict[str, Counter[str]] = {"committed": Counter(), "failed": Counter()}
-        for step in self.steps:
-            names = step.kind.split(", ") if step.committed else [step.kind]
-            kinds["committed" if step.committed else "failed"].update(names)
-        return {
-            "edits": len(self.steps),
-            "committed": self.committed,
-            "failed": self.failed,
-            "phases": Counter(step.phase for step in self.steps if not step.committed),
-            "seconds": {
-                "median": round(median(seconds), 3),
-                "p95": round(quantiles(seconds, n=20)[-1] if len(seconds) > 1 else seconds[0], 3),
-            },
-            "requests": self.requests,
-            "compared": self.compared,
-            "fresh": self.fresh,
-            "growth": [vars(grown) | {"rss": f"{grown.rss / 2**20:.1f} MiB"} for grown in self.growth()],
-            "kinds": kinds,
-            "ways": Counter(step.way for step in self.steps),
-        }
 
 
 class Campaign:
