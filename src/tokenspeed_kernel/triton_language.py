@@ -1,4 +1,4 @@
-"""The one place that imports Triton; kernels are written with the `triton` and `tl` of this module.
+"""The one place that imports Triton; kernels are written with its `triton` and `tl`, or with its `gluon` and `gl`.
 
 Triton is optional. Where `AVAILABLE` is False no Triton solution is registered, and `why_not` says why.
 """
@@ -36,8 +36,18 @@ TRITON: Mapping[str, Any] = MappingProxyType(
 )
 """What `register_kernel` is told of every Triton solution."""
 
+HAS_GLUON = AVAILABLE and not INTERPRETED
+"""Whether there are solutions in Gluon, which Triton's interpreter does not run."""
+
+GLUON: Mapping[str, Any] = MappingProxyType(
+    {"solution": "gluon", "priority": 5, "devices": ("cuda",), "capability": CAPABILITY}
+)
+"""What `register_kernel` is told of every Gluon solution: less than Triton's, so that it runs when asked for."""
+
 triton: Any = importlib.import_module("triton") if AVAILABLE else None
 tl: Any = importlib.import_module("triton.language") if AVAILABLE else None
+gluon: Any = importlib.import_module("triton.experimental.gluon") if HAS_GLUON else None
+gl: Any = importlib.import_module("triton.experimental.gluon.language") if HAS_GLUON else None
 
 
 def why_not() -> str:

@@ -1,6 +1,7 @@
-"""Compiles every Triton solution for sm_90 without a GPU, as bfloat16 and the sizes of real models specialise it.
+"""Compiles Triton's and Gluon's solutions for sm_90 without a GPU, as bfloat16 and the sizes of real models ask for.
 
-Run as a program with TOKENSPEED_TRITON=1; prints one line a kernel: name, shared memory in bytes, instructions.
+Run as a program with TOKENSPEED_TRITON=1; prints one line a kernel: name, file, shared memory in bytes,
+instructions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def main() -> int:
         assert kernel.asm["cubin"]
         assert kernel.metadata.shared <= SHARED_MEMORY, f"{kernel.name} wants {kernel.metadata.shared} bytes"
         units = sorted(set(re.findall(r"wgmma\.mma_async|mma\.sync|cp\.async\.cg|lg2\.approx|div\.full|div\.rn", ptx)))
-        print(kernel.name, kernel.metadata.shared, len(ptx.splitlines()), *units)
+        file = loaded.source.fn.__module__.rpartition(".")[2]
+        print(kernel.name, file, kernel.metadata.shared, len(ptx.splitlines()), *units)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""One call of every Triton solution with the sizes of real models, which decide how a kernel is specialised."""
+"""One call of every solution that Triton compiles, with the sizes of real models, which decide the specialisations."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tests.tokenspeed_kernel.ops.solutions import own_product
 from tokenspeed_kernel.ops.gemm.block_fp8 import DTYPE, process
 from tokenspeed_kernel.registry import REGISTRY
 
+COMPILED = ("gluon", "triton")
+"""Solutions that Triton compiles."""
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, BLOCK_SIZE, BLOCKS = 4096, 32, 8, 128, 1024, 16, 12
 
 
@@ -25,8 +27,9 @@ def launch_all(device: torch.device, dtype: torch.dtype, wanted: Callable[[str],
         return torch.tensor(values, dtype=kind, device=device)
 
     def call(name: str, *arguments: object) -> None:
-        if wanted(name):
-            REGISTRY.get(f"{name}.triton").function(*arguments)
+        for kernel in REGISTRY.kernels(*name.split(".")):
+            if kernel.solution in COMPILED and wanted(kernel.name):
+                kernel.function(*arguments)
 
     tokens = 4
     x = random(tokens, HIDDEN)

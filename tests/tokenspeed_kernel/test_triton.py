@@ -1,4 +1,7 @@
-"""Triton's solutions without a GPU: their numbers under the interpreter, and that they compile for Hopper."""
+"""Triton's and Gluon's solutions without a GPU: that they compile for Hopper, and numbers under the interpreter.
+
+The interpreter runs no Gluon.
+"""
 
 from __future__ import annotations
 
@@ -39,5 +42,7 @@ def test_every_solution_compiles_for_hopper(tmp_path: Path) -> None:
     said = run(
         "-m", "tests.tokenspeed_kernel.compile_for_gpu", TOKENSPEED_TRITON="1", TRITON_CACHE_DIR=str(tmp_path / "cache")
     )
-    compiled = {line.split()[0] for line in said.splitlines()}
+    told = [line.split() for line in said.splitlines()]
+    compiled = {name for name, *_ in told}
     assert compiled >= {"decode_kernel", "merge_kernel", "extend_kernel", "rope_and_write_kv_kernel", "accept_kernel"}
+    assert ("silu_and_mul_kernel", "gluon") in {(name, file) for name, file, *_ in told}

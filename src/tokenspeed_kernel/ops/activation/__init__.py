@@ -7,10 +7,12 @@ from torch import Tensor
 
 from tokenspeed_kernel.ops.activation import reference
 from tokenspeed_kernel.registry import Kernel, select
-from tokenspeed_kernel.triton_language import AVAILABLE
+from tokenspeed_kernel.triton_language import AVAILABLE, HAS_GLUON
 
 if AVAILABLE:
     from tokenspeed_kernel.ops.activation import triton as _triton  # noqa: F401
+if HAS_GLUON:
+    from tokenspeed_kernel.ops.activation import gluon as _gluon  # noqa: F401
 
 __all__ = ["plan_silu_and_mul", "reference", "silu_and_mul"]
 
