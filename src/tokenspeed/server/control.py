@@ -30,6 +30,10 @@ from tokenspeed.server.reloads import ReloadRequest, Reloads
 LARGEST_BODY = 1 << 20
 """Bytes of a call's body."""
 
+KEEP_ALIVE_S = 300
+"""How long an idle connection stays open. Clients with a pool give up theirs after 15 to 90 seconds; a server that
+closes first may do so just as a call is on its way, which the client then cannot send again."""
+
 T = TypeVar("T")
 
 
@@ -186,6 +190,7 @@ class ControlServer:
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=2,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._server = _QuietServer(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))

@@ -192,6 +192,19 @@ async def test_wrong_paths_and_methods_are_answered_in_json(
     assert path in reply.json()["message"]
 
 
+async def test_a_connection_that_rested_takes_the_next_call(shared_front: Any) -> None:
+    """A client's pool may use it again after seconds; it cannot repeat a call that meets a closing connection."""
+    limits = httpx.Limits(keepalive_expiry=2 * PATIENCE)
+    async with httpx.AsyncClient(base_url=shared_front.control_url, timeout=PATIENCE, limits=limits) as control:
+        addresses = []
+        for rest in (0.0, 5.5):
+            await asyncio.sleep(rest)
+            async with control.stream("GET", "/server_info") as reply:
+                await reply.aread()
+                addresses.append(reply.extensions["network_stream"].get_extra_info("client_addr"))
+    assert addresses[0] == addresses[1]
+
+
 async def test_the_server_tells_about_itself_but_no_secret(start_front: Callable[..., Any]) -> None:
     front = start_front(Config(model=MODEL, serve=ServeOptions(api_key="hush-hush"))).until_ready()
     async with httpx.AsyncClient(base_url=front.control_url, timeout=PATIENCE) as control:
