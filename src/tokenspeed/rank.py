@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenspeed.rank")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--keeper-fd", type=int)
     args = parser.parse_args()
     faulthandler.register(signal.SIGUSR1)  # tells where a rank hangs
     # Ctrl-C in a terminal reaches the whole process group; the front decides when a rank ends.
@@ -43,7 +45,10 @@ def main() -> int:
 
     from tokenspeed.runtime.engine.process import run
 
-    exit_code = run(args.run_dir, args.rank, reloader, generation)
+    keeper = None if args.keeper_fd is None else socket.socket(fileno=args.keeper_fd)
+    exit_code = run(args.run_dir, args.rank, reloader, generation, keeper)
+    if keeper is not None:
+        keeper.close()
     if exit_code:
         # Communicators whose other ranks are gone, and graphs that hold them, can block the interpreter's end.
         logging.shutdown()

@@ -16,6 +16,7 @@ from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.client import EngineClient
 from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.incarnation import Incarnation
+from tokenspeed.server.kept import KeptMemory
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Engine:
         self._idle = 0
         """Sets of ranks that were lost in a row without having done anything."""
         self._current: Incarnation | None = None
+        self._kept = KeptMemory(config.parallel.tensor_parallel_size) if config.reload.allow_reload_forward else None
 
     async def run(self) -> None:
         """Start a set of ranks, and another one whenever one is lost.
@@ -82,13 +84,15 @@ class Engine:
         """Leave no process and no file behind; `run` must have been cancelled."""
         if self._current is not None:
             await self._current.end()
+        if self._kept is not None:
+            self._kept.close()
 
     def _begin(self, config: Config, on_starting: Callable[[Starting], None]) -> Incarnation:
         directory = self._run_dir / str(self._started)
         self._started += 1
         client = self._client
         self._current = Incarnation(
-            directory, config, self._command, on_starting, client.take, self._limit, client.code
+            directory, config, self._command, on_starting, client.take, self._limit, client.code, self._kept
         )
         return self._current
 
@@ -119,7 +123,7 @@ class Engine:
             incarnation = self._begin(config, _log_starting)
             try:
                 await incarnation.start()
-                await incarnation.until_ready()
+                info = await incarnation.until_ready()
             except TokenSpeedError as error:
                 log.warning("the ranks could not be started again: %s", error)
                 failures.append(error)
@@ -127,9 +131,11 @@ class Engine:
             else:
                 self._client.serve(incarnation.link)
                 log.warning(
-                    "the ranks were replaced in %.1f s, %d request(s) go on",
+                    "the ranks were replaced in %.1f s, %d request(s) go on; %s; %s",
                     time.monotonic() - begun,
                     len(self._client.journal),
+                    "their weights were kept" if info.weights_kept else "their weights were loaded anew",
+                    ", ".join(f"{name} {seconds:.1f} s" for name, seconds in info.startup.items()),
                 )
                 return incarnation
         last = failures[-1]

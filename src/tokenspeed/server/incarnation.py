@@ -19,6 +19,7 @@ from tokenspeed.runtime.protocol.state import EngineInfo
 from tokenspeed.server.committed import CommittedCode
 from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.judge import TICK, Judge, in_start
+from tokenspeed.server.kept import KeptMemory
 from tokenspeed.server.link import Link
 from tokenspeed.server.ranks import FAILED_MESSAGE_GRACE, Ranks
 
@@ -33,6 +34,7 @@ class Incarnation:
 
     `ready` is done when they serve, `lost` when one of them cannot go on, or has not got on for `limit()` seconds (0 is
     for ever). What else they say goes to `take`. They run `code`, as far as there is some, and else what the disk has.
+    Their weights are in `kept`, where ranks after them find them.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Incarnation:
         take: Callable[[ToFront], None],
         limit: Callable[[], float],
         code: CommittedCode,
+        kept: KeptMemory | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
@@ -54,7 +57,8 @@ class Incarnation:
         self._code = code
         self._on_starting = on_starting
         self._take = take
-        self._ranks = Ranks(directory, config.parallel.tensor_parallel_size, self._on_exit, command)
+        self._kept = kept
+        self._ranks = Ranks(directory, config.parallel.tensor_parallel_size, self._on_exit, command, kept)
         self._judge = Judge(config.parallel.tensor_parallel_size, limit, self._ranks.pid)
         self._victims: set[int | None] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,6 +103,8 @@ class Incarnation:
     async def end(self) -> Work:
         """Kill what is left and remove every trace; what the ranks worked on. Raises as `Ranks.join` does."""
         await self._ranks.kill()
+        if self._kept is not None:
+            self._kept.hang_up()
         if self._tasks:
             for task in self._tasks:
                 task.cancel()

@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from tokenspeed.errors import ResourceError
 from tokenspeed.server.errors import EngineLost
+from tokenspeed.server.kept import KeptMemory
 
 RANK_COMMAND = (sys.executable, "-m", "tokenspeed.rank")
 
@@ -22,7 +24,10 @@ FAILED_MESSAGE_GRACE = 0.5
 
 
 class Ranks:
-    """`size` processes. `on_lost` is called once for each that ends before `expect_exit`."""
+    """`size` processes. `on_lost` is called once for each that ends before `expect_exit`.
+
+    They leave in `kept` what is to outlive them; None where nothing is.
+    """
 
     def __init__(
         self,
@@ -30,11 +35,13 @@ class Ranks:
         size: int,
         on_lost: Callable[[EngineLost], None],
         command: Sequence[str] = RANK_COMMAND,
+        kept: KeptMemory | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._size = size
         self._on_lost = on_lost
         self._command = command
+        self._kept = kept
         self._processes: list[asyncio.subprocess.Process] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._exit_expected = False
@@ -47,13 +54,9 @@ class Ranks:
         Raises:
             ResourceError: when the machine has no room for another process.
         """
-        lifeline = (sys.executable, "-m", "tokenspeed.lifeline", str(os.getpid()))
         for rank in range(self._size):
-            command = [*lifeline, *self._command, "--run-dir", str(self._run_dir), "--rank", str(rank)]
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *command, stdin=asyncio.subprocess.DEVNULL, process_group=0
-                )
+                process = await self._spawn(rank)
             except OSError as error:
                 reason = error.strerror or error
                 raise ResourceError(
@@ -61,6 +64,18 @@ class Ranks:
                 ) from error
             self._processes.append(process)
             self._watchers.append(asyncio.create_task(self._watch(rank, process)))
+
+    async def _spawn(self, rank: int) -> asyncio.subprocess.Process:
+        lifeline = (sys.executable, "-m", "tokenspeed.lifeline", str(os.getpid()))
+        command = [*lifeline, *self._command, "--run-dir", str(self._run_dir), "--rank", str(rank)]
+        with ExitStack() as stack:
+            inherited: tuple[int, ...] = ()
+            if self._kept is not None:
+                inherited = (stack.enter_context(self._kept.connect(rank)).fileno(),)
+                command += ["--keeper-fd", str(inherited[0])]
+            return await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, process_group=0, pass_fds=inherited
+            )
 
     def pid(self, rank: int) -> int | None:
         """The process of a rank; None before it was started."""

@@ -291,6 +291,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--keeper-fd", type=int)
     options = parser.parse_args()
     behaviour = msgspec.json.decode((options.run_dir.parent / "echo.json").read_bytes(), type=Behaviour)
     (options.run_dir.parent / f"rank{options.rank}.pid").write_text(str(os.getpid()))

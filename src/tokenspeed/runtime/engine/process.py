@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
+import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import zmq
 
 from tokenspeed.errors import TokenSpeedError, cause_of
@@ -22,6 +25,7 @@ from tokenspeed.runtime.engine.profiler import Profiler
 from tokenspeed.runtime.engine.startup import Startup
 from tokenspeed.runtime.engine.stream import FrontStream, PeerStream, Stream
 from tokenspeed.runtime.execution.plans import Plans
+from tokenspeed.runtime.loader.kept import KeptWeights
 from tokenspeed.runtime.protocol.blackbox import BlackBox
 from tokenspeed.runtime.protocol.calls import Reload
 from tokenspeed.runtime.protocol.reports import Ready
@@ -34,7 +38,13 @@ from tokenspeed_reload import Reloader
 log = logging.getLogger(__name__)
 
 
-def run(run_dir: Path, rank: int, reloader: Reloader | None, generation: int) -> int:
+def run(
+    run_dir: Path,
+    rank: int,
+    reloader: Reloader | None,
+    generation: int,
+    keeper: socket.socket | None = None,
+) -> int:
     """Serve as `rank` until the front says stop.
 
     Args:
@@ -42,6 +52,7 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None, generation: int) ->
         rank: of this process.
         reloader: what has recorded the code that runs; None where reloads are not permitted.
         generation: number of that code.
+        keeper: leads to the front, which keeps the memory of the weights; None where that is not wanted.
 
     Returns:
         The exit code: 0 after a stop, else the error's own. The front has been told the error's sentence.
@@ -54,7 +65,10 @@ def run(run_dir: Path, rank: int, reloader: Reloader | None, generation: int) ->
     outbox.open()
     try:
         channel.open()
-        _serve(Startup(config, channel, outbox, generation), reloader)
+        kept = None if keeper is None else KeptWeights(keeper)
+        startup = Startup(config, channel, outbox, generation, kept)
+        startup.seconds["import"] = time.time() - psutil.Process().create_time()
+        _serve(startup, reloader)
     except TokenSpeedError as error:
         outbox.failed(str(error), error.exit_code)
         return error.exit_code

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import psutil
@@ -33,6 +34,7 @@ from tokenspeed.runtime.execution.graphs.cuda import CudaGraphBackend, open_grap
 from tokenspeed.runtime.execution.graphs.cuda_nodes import NodeReader
 from tokenspeed.runtime.execution.memory import check_weights_fit, measure
 from tokenspeed.runtime.execution.ranges import Ranges
+from tokenspeed.runtime.loader.kept import KeptWeights, plan_layout
 from tokenspeed.runtime.loader.source import ModelSource, resolve
 from tokenspeed.runtime.loader.weights import load_weights
 from tokenspeed.runtime.models.base import CausalLM
@@ -52,14 +54,25 @@ from tokenspeed_kernel.workspace import WORKSPACE
 class Startup:
     """Does the start-up phases of one rank and times them; `executor`, `scheduler` and `info` are the outcome.
 
-    `generation` is the number of the code that runs: that of other ranks, where this one takes their place.
+    `generation` is the number of the code that runs: that of other ranks, where this one takes their place. `kept` is
+    where their weights may be; None where nobody keeps them.
     """
 
-    def __init__(self, config: Config, channel: Channel, outbox: Outbox, generation: int = 0):
+    def __init__(
+        self,
+        config: Config,
+        channel: Channel,
+        outbox: Outbox,
+        generation: int = 0,
+        kept: KeptWeights | None = None,
+    ):
         self.config = config
         self.channel = channel
         self.outbox = outbox
         self.generation = generation
+        self.kept = kept
+        self.weights_kept = False
+        """Whether the weights are those that lost ranks have left."""
         self.seconds: dict[str, float] = {}
         self.executor: Executor
 
@@ -87,7 +100,8 @@ class Startup:
                 progress(sentence)
             apply_flags(self.config.kernels)
         with self._phase("resolve"):
-            self.source = self._resolve()
+            found = self.kept is not None and self.kept.fetch()
+            self.source = self._resolve(need_weights=not found)
             self.source.config.check_tensor_parallel(self.channel.size)
             self.max_model_len = longest_request(self.config, self.source)
         with self._phase("build"):
@@ -98,11 +112,8 @@ class Startup:
                 self.world.make_spare()
             self.dtype = pick_dtype(self.config.model.dtype, self.source.config.torch_dtype, self.device)
             model = build_model(self.source.config, self.world.group)
-            if self.device.type == "cuda":
-                check_weights_fit(model, self.dtype, self.device)
-            model.materialize(self.device, self.dtype)
-        with self._phase("load"):
-            load_weights(model, self.source, self.config.model.seed, self.device, self.dtype)
+        with self._phase("load") as progress:
+            self._fill(model, progress)
             model.plan(self.device, self.dtype)
         self.shape = self._kv_shape(model)
         if self.device.type == "cuda":
@@ -123,6 +134,28 @@ class Startup:
         with self._phase("graphs") as progress, self.world.group.recording("graphs"):
             self.executor.generation = self.executor.capture(self.generation, progress)
         self.scheduler = self._scheduler()
+
+    def _fill(self, model: CausalLM, progress: Callable[[str], None]) -> None:
+        """Give the model its weights, where possible those of the ranks before."""
+        kept, layout = self.kept, plan_layout(model, self.dtype, self.device)
+        # All ranks have the weights of one load, since edited code may load others.
+        self.weights_kept = kept is not None and all(self.channel.exchange(b"y" if kept.attach(layout) else b""))
+        if kept is not None and self.weights_kept:
+            progress("weights that were kept")
+            model.materialize(self.device, self.dtype, kept.tensors())
+            model.process()
+            return
+        can_keep = kept is not None and kept.prepare(layout, partial(self._check_weights_fit, model))
+        if not can_keep:
+            self._check_weights_fit(model)
+        model.materialize(self.device, self.dtype, kept.tensors() if kept is not None and can_keep else None)
+        load_weights(model, self.source, self.config.model.seed, self.device, self.dtype)
+        if kept is not None and can_keep:
+            kept.seal()
+
+    def _check_weights_fit(self, model: CausalLM) -> None:
+        if self.device.type == "cuda":
+            check_weights_fit(model, self.dtype, self.device)
 
     def _warm(self) -> None:
         with self._phase("warm") as progress, self.world.group.recording("warm"):
@@ -164,14 +197,15 @@ class Startup:
             startup={name: round(seconds, 3) for name, seconds in self.seconds.items()},
             kernels_compiled=self.jit.compiled,
             kernels_compiled_seconds=round(self.jit.seconds, 3),
+            weights_kept=self.weights_kept,
         )
 
-    def _resolve(self) -> ModelSource:
+    def _resolve(self, need_weights: bool) -> ModelSource:
         """Rank 0 may have to fetch the model; the others wait and then take what it found."""
         if self.channel.rank != 0:
             path = os.fsdecode(self.channel.broadcast(None))
-            return resolve(replace(self.config.model, model=path, revision=None), lambda _: None)
-        source = resolve(self.config.model, self._say("resolve"))
+            return resolve(replace(self.config.model, model=path, revision=None), lambda _: None, need_weights)
+        source = resolve(self.config.model, self._say("resolve"), need_weights)
         if source.tokenizer_dir is None:
             raise ModelError(
                 f"{source.path} has no tokenizer, which the gateway needs; put the model's tokenizer.json there"

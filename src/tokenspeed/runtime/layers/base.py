@@ -62,7 +62,11 @@ class Layer(nn.Module):
         place.copy_(weight.narrow(slot.dim, slot.start, length))
 
     def process(self) -> None:
-        """Bring loaded weights into the form that the kernels want: once after loading, not at a reload."""
+        """Bring loaded weights into the form that the kernels want: once after loading, not at a reload.
+
+        A rank that replaces a lost one may find its weights in memory, as that one processed them, and processes them
+        again. So this makes new tensors of the parameters, or changes nothing in them at the second time.
+        """
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:

@@ -41,18 +41,22 @@ class ModelSource:
     """temperature, top_p and top_k as far as generation_config.json gives them."""
 
 
-def resolve(options: ModelOptions, progress: Progress) -> ModelSource:
+def resolve(options: ModelOptions, progress: Progress, need_weights: bool = True) -> ModelSource:
     """Find the model of `options`, fetching it where it is not on this machine; the weights are not read yet.
 
-    Safe to call in several processes at once. `progress` gets one line for each thing that takes time, and
-    for what the user should know.
+    Safe to call in several processes at once.
+
+    Args:
+        options: what the user named.
+        progress: gets one line for each thing that takes time, and for what the user should know.
+        need_weights: refuse a directory without weights now; False where they are in memory already.
 
     Raises:
         ModelError: for a model that is missing, damaged or not supported; one sentence that says what to do.
     """
     path = _fetched(options, progress)
     if path.is_dir():
-        source = _resolve_directory(path, options.load_format)
+        source = _resolve_directory(path, options.load_format, need_weights)
     else:
         source = _resolve_gguf(path, options.load_format, progress)
     if source.tokenizer_dir is None:
@@ -71,7 +75,7 @@ def _fetched(options: ModelOptions, progress: Progress) -> Path:
         return hub.fetch(found.name, options.revision, with_weights=with_weights, progress=progress)
 
 
-def _resolve_directory(path: Path, load_format: str) -> ModelSource:
+def _resolve_directory(path: Path, load_format: str, need_weights: bool) -> ModelSource:
     config_file = path / "config.json"
     if not config_file.is_file():
         inside = next(iter(sorted(path.glob("*.gguf"))), None)
@@ -83,7 +87,7 @@ def _resolve_directory(path: Path, load_format: str) -> ModelSource:
         config = ModelConfig.from_hf(_read_object(config_file))
     generation_file = path / "generation_config.json"
     generation = _read_object(generation_file) if generation_file.exists() else {}
-    if load_format != "dummy":
+    if load_format != "dummy" and need_weights:
         find_shards(path)
     return ModelSource(
         path=path,

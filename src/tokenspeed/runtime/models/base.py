@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -39,21 +39,35 @@ class CausalLM(nn.Module, ABC):
         for _, layer in self.named_layers():
             layer.plan(device, dtype)
 
-    def materialize(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Give every parameter memory of `dtype`, or of the type that it keeps, on `device`, uninitialised."""
-        for _, layer in self.named_layers():
-            for name, parameter in list(layer.named_parameters(recurse=False)):
-                kind = parameter.dtype if name in layer.fixed_types else dtype
-                memory = torch.empty(parameter.shape, dtype=kind, device=device)
-                setattr(layer, name, nn.Parameter(memory, requires_grad=False))
+    def weight_forms(self, dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shape and type of every parameter by its path: `dtype`, or the type that it keeps."""
+        return {
+            f"{path}.{name}": (parameter.shape, parameter.dtype if name in layer.fixed_types else dtype)
+            for path, layer in self.named_layers()
+            for name, parameter in layer.named_parameters(recurse=False)
+        }
+
+    def materialize(self, device: torch.device, dtype: torch.dtype, memory: Mapping[str, Tensor] | None = None) -> None:
+        """Give every parameter memory on `device`, uninitialised, or that of `memory`, where it has its path.
+
+        Args:
+            device: where the model runs.
+            dtype: of what keeps no type of its own.
+            memory: tensors of the shapes and types of `weight_forms`.
+        """
+        given = memory or {}
+        forms = self.weight_forms(dtype)
+        for path, layer in self.named_layers():
+            for name, _ in list(layer.named_parameters(recurse=False)):
+                shape, kind = forms[f"{path}.{name}"]
+                tensor = given.get(f"{path}.{name}")
+                if tensor is None:
+                    tensor = torch.empty(shape, dtype=kind, device=device)
+                setattr(layer, name, nn.Parameter(tensor, requires_grad=False))
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Memory that `materialize` takes."""
-        return sum(
-            parameter.numel() * (parameter.dtype if name in layer.fixed_types else dtype).itemsize
-            for _, layer in self.named_layers()
-            for name, parameter in layer.named_parameters(recurse=False)
-        )
+        return sum(shape.numel() * kind.itemsize for shape, kind in self.weight_forms(dtype).values())
 
     def weight_slots(self) -> dict[str, tuple[Layer, WeightSlot]]:
         """The checkpoint tensors that this model needs, by name, each with the layer that takes it."""
@@ -86,6 +100,10 @@ class CausalLM(nn.Module, ABC):
                 unknown.append(name)
         _refuse("the checkpoint lacks weights that the model needs", list(missing), self.config.architecture)
         _refuse("the checkpoint has weights that the model does not know", unknown, self.config.architecture)
+        self.process()
+
+    def process(self) -> None:
+        """Bring the loaded weights into the form that the kernels want, in every layer."""
         for _, layer in self.named_layers():
             layer.process()
 

@@ -69,6 +69,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kernels_compiled: int = 0
     """Kernels that start-up had to compile; those that it found in a cache on disk are not counted."""
     kernels_compiled_seconds: float = 0.0
+    weights_kept: bool = False
+    """The weights are those that lost ranks have left in memory; nothing was loaded."""
 
 
 class ReloadStatus(Message, frozen=True):

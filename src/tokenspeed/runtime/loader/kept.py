@@ -1,0 +1,193 @@
+"""The weights of a rank in memory that the front keeps, where the rank that replaces a lost one finds them again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from tokenspeed.runtime.loader.checksum import PIECE, checksums
+from tokenspeed.runtime.loader.slab import Slab, SlabError, make_slab, open_slab
+from tokenspeed.runtime.models.base import CausalLM
+from tokenspeed.runtime.protocol.keeping import ASK, DROP, KEEP, receive, send
+
+log = logging.getLogger(__name__)
+
+ALIGNMENT = 512
+"""Bytes between which a tensor begins, as torch's own allocator for GPUs has it."""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """One parameter in the memory."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def tensor(self, slab: Slab) -> Tensor:
+        """The parameter's memory."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        length = torch.Size(self.shape).numel() * dtype.itemsize
+        if not length:
+            return slab.bytes(0, ALIGNMENT)[:0].view(dtype).view(self.shape)
+        return slab.bytes(self.offset, length).view(dtype).view(self.shape)
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where each parameter is. Two models of one layout can have each other's weights.
+
+    It follows from the model, its type and quantisation, and the rank's part of it. What else decides on the weights,
+    the files and the seed, is the same for all ranks of one server.
+    """
+
+    device: str
+    places: tuple[Place, ...]
+    size: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What is told of the memory beside it: its layout, and its sums when the weights were complete."""
+
+    layout: Layout
+    sums: list[int]
+
+
+def plan_layout(model: CausalLM, dtype: torch.dtype, device: torch.device) -> Layout:
+    """All parameters of `model`, one behind the other."""
+    places, offset = [], 0
+    for path, (shape, kind) in model.weight_forms(dtype).items():
+        places.append(Place(path, str(kind).removeprefix("torch."), tuple(shape), offset))
+        offset += -(-shape.numel() * kind.itemsize // ALIGNMENT) * ALIGNMENT
+    return Layout(str(device), tuple(places), max(offset, ALIGNMENT))
+
+
+class KeptWeights:
+    """One rank's side of what the front keeps. `connection` leads to the front.
+
+    `fetch`, then `attach`; where that does not succeed, `prepare`, load into `tensors`, and `seal`.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._found: list[int] = []
+        """Descriptors of what the front has kept: the manifest, then those of the memory."""
+        self._slab: Slab | None = None
+        self._layout: Layout | None = None
+
+    def fetch(self) -> bool:
+        """Ask the front for what another rank has left; whether there is something."""
+        self._found = self._call(ASK)
+        return bool(self._found)
+
+    def attach(self, layout: Layout) -> bool:
+        """Take over the weights that were fetched, if they are what `layout` wants and nobody has written to them.
+
+        If not, the log says why.
+        """
+        if not self._found:
+            return False
+        try:
+            reason = self._attach(layout)
+        except SlabError as error:
+            reason = str(error)
+        self._close_found()
+        if reason:
+            log.warning("the weights that were kept cannot be used again, and are loaded anew: %s", reason)
+        return not reason
+
+    def prepare(self, layout: Layout, check: Callable[[], None]) -> bool:
+        """Have memory for a load: what was attached where that fits, else new memory; whether there is some.
+
+        If not, the log says why: the weights are then where no other rank finds them. `check` is called before new
+        memory is taken, when all else is given back; what it raises is raised.
+        """
+        if self._slab is not None and self._layout == layout:
+            return True
+        self.release()
+        check()
+        try:
+            self._slab, self._layout = make_slab(torch.device(layout.device), layout.size), layout
+        except SlabError as error:
+            log.warning("the weights cannot be kept for ranks that replace lost ones: %s", error)
+            return False
+        return True
+
+    def release(self) -> None:
+        """Give back what is attached and what the front keeps."""
+        self._close_found()
+        if self._slab is not None:
+            self._slab.close()
+            self._slab = None
+        self._call(DROP)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The memory of every parameter, by its path."""
+        assert self._slab is not None and self._layout is not None, "attached or prepared"
+        return {place.path: place.tensor(self._slab) for place in self._layout.places}
+
+    def seal(self) -> None:
+        """Leave the weights, which are complete, to the front."""
+        assert self._slab is not None and self._layout is not None, "prepared"
+        manifest = Manifest(self._layout, checksums(self._slab.bytes(0, self._layout.size)))
+        descriptors = [_file_of(msgspec.msgpack.encode(manifest)), *self._slab.descriptors()]
+        self._call(KEEP, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _attach(self, layout: Layout) -> str:
+        """Why not; nothing if it succeeded."""
+        manifest = msgspec.msgpack.decode(_content_of(self._found[0]), type=Manifest)
+        if manifest.layout != layout:
+            return f"their layout has changed ({_difference(manifest.layout, layout)})"
+        self._slab, self._layout = open_slab(torch.device(layout.device), layout.size, self._found[1:]), layout
+        sums = checksums(self._slab.bytes(0, layout.size))
+        changed = [index for index, (old, new) in enumerate(zip(manifest.sums, sums, strict=True)) if old != new]
+        return f"something has written to {_some(_paths_in(layout, changed))}" if changed else ""
+
+    def _call(self, message: bytes, descriptors: Sequence[int] = ()) -> list[int]:
+        send(self._connection, message, descriptors)
+        _, received = receive(self._connection)
+        return received
+
+    def _close_found(self) -> None:
+        for descriptor in self._found:
+            os.close(descriptor)
+        self._found = []
+
+
+def _difference(old: Layout, new: Layout) -> str:
+    """Which parameters are not as they were."""
+    before, after = ({place.path: (place.dtype, place.shape) for place in layout.places} for layout in (old, new))
+    paths = [path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)]
+    return _some(paths) if paths else "their order"
+
+
+def _paths_in(layout: Layout, pieces: Sequence[int]) -> list[str]:
+    """The parameters that have a part in these pieces of the memory."""
+    ends = [*(place.offset for place in layout.places[1:]), layout.size]
+    return [
+        place.path
+        for place, end in zip(layout.places, ends, strict=True)
+        if any(place.offset < (piece + 1) * PIECE and end > piece * PIECE for piece in pieces)
+    ]
+
+
+def _some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+
+
+def _file_of(data: bytes) -> int:
+    descriptor = os.memfd_create("tokenspeed-manifest")
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(data)
+    return descriptor
+
+
+def _content_of(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
