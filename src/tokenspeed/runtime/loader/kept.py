@@ -6,12 +6,13 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import msgspec
 import torch
 from torch import Tensor
 
-from tokenspeed.runtime.loader.checksum import PIECE, checksums
+from tokenspeed.runtime.loader.checksum import checksums
 from tokenspeed.runtime.loader.slab import Slab, SlabError, make_slab, open_slab
 from tokenspeed.runtime.models.base import CausalLM
 from tokenspeed.runtime.protocol.keeping import ASK, DROP, KEEP, receive, send
@@ -34,9 +35,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
         """The parameter's memory."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         length = torch.Size(self.shape).numel() * dtype.itemsize
-        if not length:
-            return slab.bytes(0, ALIGNMENT)[:0].view(dtype).view(self.shape)
-        return slab.bytes(self.offset, length).view(dtype).view(self.shape)
+        # At least a byte, since there are no views of none.
+        return slab.bytes(self.offset, max(length, 1))[:length].view(dtype).view(self.shape)
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What is told of the memory beside it: its layout, and its sums when the weights were complete."""
+    """What is told of the memory beside it: its layout, and each parameter's sum when the weights were complete."""
 
     layout: Layout
     sums: list[int]
@@ -63,8 +63,8 @@ def plan_layout(model: CausalLM, dtype: torch.dtype, device: torch.device) -> La
     places, offset = [], 0
     for path, (shape, kind) in model.weight_forms(dtype).items():
         places.append(Place(path, str(kind).removeprefix("torch."), tuple(shape), offset))
-        offset += -(-shape.numel() * kind.itemsize // ALIGNMENT) * ALIGNMENT
-    return Layout(str(device), tuple(places), max(offset, ALIGNMENT))
+        offset += max(1, -(-shape.numel() * kind.itemsize // ALIGNMENT)) * ALIGNMENT
+    return Layout(str(device), tuple(places), offset)
 
 
 class KeptWeights:
@@ -134,7 +134,7 @@ class KeptWeights:
     def seal(self) -> None:
         """Leave the weights, which are complete, to the front."""
         assert self._slab is not None and self._layout is not None, "prepared"
-        manifest = Manifest(self._layout, checksums(self._slab.bytes(0, self._layout.size)))
+        manifest = Manifest(self._layout, _sums(self._slab, self._layout))
         descriptors = [_file_of(msgspec.msgpack.encode(manifest)), *self._slab.descriptors()]
         self._call(KEEP, descriptors)
         for descriptor in descriptors:
@@ -146,9 +146,9 @@ class KeptWeights:
         if manifest.layout != layout:
             return f"their layout has changed ({_difference(manifest.layout, layout)})"
         self._slab, self._layout = open_slab(torch.device(layout.device), layout.size, self._found[1:]), layout
-        sums = checksums(self._slab.bytes(0, layout.size))
-        changed = [index for index, (old, new) in enumerate(zip(manifest.sums, sums, strict=True)) if old != new]
-        return f"something has written to {_some(_paths_in(layout, changed))}" if changed else ""
+        sums = zip(layout.places, manifest.sums, _sums(self._slab, layout), strict=True)
+        changed = [place.path for place, before, now in sums if before != now]
+        return f"something has written to {_some(changed)}" if changed else ""
 
     def _call(self, message: bytes, descriptors: Sequence[int] = ()) -> list[int]:
         send(self._connection, message, descriptors)
@@ -168,14 +168,10 @@ def _difference(old: Layout, new: Layout) -> str:
     return _some(paths) if paths else "their order"
 
 
-def _paths_in(layout: Layout, pieces: Sequence[int]) -> list[str]:
-    """The parameters that have a part in these pieces of the memory."""
-    ends = [*(place.offset for place in layout.places[1:]), layout.size]
-    return [
-        place.path
-        for place, end in zip(layout.places, ends, strict=True)
-        if any(place.offset < (piece + 1) * PIECE and end > piece * PIECE for piece in pieces)
-    ]
+def _sums(slab: Slab, layout: Layout) -> list[int]:
+    """Of every parameter, with what lies between it and the next."""
+    starts = [place.offset for place in layout.places]
+    return checksums([slab.bytes(start, end - start) for start, end in pairwise((*starts, layout.size))])
 
 
 def _some(paths: Sequence[str]) -> str:

@@ -150,7 +150,7 @@ def test_weights_that_were_written_to_are_named_and_loaded_again_in_place(
     second = KeptWeights(connect())
     assert second.fetch()
     assert not second.attach(layout)
-    assert "something has written to" in caplog.text
+    assert "something has written to model.layers.1.mlp.down_proj.weight\n" in caplog.text
     fill(model, second, layout)
     third = KeptWeights(connect())
     assert third.fetch() and third.attach(layout)
