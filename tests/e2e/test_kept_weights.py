@@ -53,7 +53,7 @@ def replaced(server: Server, lose: Callable[[], object]) -> str:
 
 
 def kill(server: Server, rank: int) -> None:
-    (pid,) = (pid for pid, command in server.processes().items() if f"--rank {rank} " in f"{command} ")
+    (pid,) = (pid for pid, command in server.processes().items() if command.endswith(f"--rank {rank}"))
     os.kill(pid, signal.SIGKILL)
 
 
@@ -66,9 +66,8 @@ def test_weights_are_had_again_without_their_files_and_with_the_committed_code(p
     assert edited != original
     files = [path.rename(path.with_suffix(".away")) for path in model.glob("*.safetensors")]
     try:
-        for rank in (0, 1):
-            assert "their weights were kept" in replaced(pair, lambda rank=rank: kill(pair, rank))
-            assert pair.text("Tell me") == edited
+        assert "their weights were kept" in replaced(pair, lambda: kill(pair, 0))
+        assert pair.text("Tell me") == edited
     finally:
         for path in files:
             path.rename(path.with_suffix(".safetensors"))

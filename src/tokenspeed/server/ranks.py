@@ -67,12 +67,13 @@ class Ranks:
 
     async def _spawn(self, rank: int) -> asyncio.subprocess.Process:
         lifeline = (sys.executable, "-m", "tokenspeed.lifeline", str(os.getpid()))
-        command = [*lifeline, *self._command, "--run-dir", str(self._run_dir), "--rank", str(rank)]
+        command = [*lifeline, *self._command]
         with ExitStack() as stack:
             inherited: tuple[int, ...] = ()
             if self._kept is not None:
                 inherited = (stack.enter_context(self._kept.connect(rank)).fileno(),)
                 command += ["--keeper-fd", str(inherited[0])]
+            command += ["--run-dir", str(self._run_dir), "--rank", str(rank)]
             return await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, process_group=0, pass_fds=inherited
             )
