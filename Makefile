@@ -78,7 +78,7 @@ triton-%:
 cute:
 	test -x $(VENV)-$@/bin/pytest || $(PYTHON) -m venv $(VENV)-$@
 	$(VENV)-$@/bin/python -m pip install --quiet --disable-pip-version-check nvidia-cutlass-dsl==$(CUTE) pytest
-	PYTHONPATH=src $(VENV)-$@/bin/pytest $(KERNEL_TESTS)/cute/compiled.py
+	PYTHONPATH=src $(VENV)-$@/bin/pytest $(KERNEL_TESTS)/cute/compiled.py tests/tokenspeed_reload/cute/own.py
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py

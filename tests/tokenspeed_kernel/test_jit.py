@@ -1,14 +1,16 @@
-"""Compiles are counted as Triton reports them, without a GPU."""
+"""Compiles are counted as Triton and others report them, without a GPU."""
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tokenspeed_kernel.jit import count_compiles
+from tokenspeed_kernel.jit import count_compiles, note_compile, noted
 
 
 def test_nothing_is_counted_where_triton_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,6 +18,26 @@ def test_nothing_is_counted_where_triton_is_not_loaded(monkeypatch: pytest.Monke
     with count_compiles() as count:
         pass
     assert (count.compiled, count.seconds) == (0, 0.0)
+
+
+def test_what_other_compilers_make_is_counted_by_all_who_look_on_and_known_while_it_is_used() -> None:
+    class Compiled:
+        pass
+
+    first, second = Compiled(), Compiled()
+    with count_compiles() as outer:
+        note_compile(first, 0.5)
+        with pytest.raises(KeyError), count_compiles() as inner:
+            note_compile(second, 0.25)
+            raise KeyError
+    note_compile(first, 1.0)
+    assert (outer.compiled, outer.seconds) == (2, 0.75)
+    assert (inner.compiled, inner.seconds) == (1, 0.25)
+    assert first in noted()
+    gone = weakref.ref(first)
+    del first
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_compile_is_counted_and_a_hit_of_the_cache_is_not(tmp_path: Path) -> None:

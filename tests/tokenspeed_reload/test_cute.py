@@ -17,8 +17,9 @@ HERE = Path(__file__).parent
 SOURCES = Path(tokenspeed_reload.__file__).parents[1]
 
 
-def test_edits_of_functions(tmp_path):
-    command = [sys.executable, "-m", "pytest", "-c", str(HERE / "kernels.ini"), str(HERE / "cute/compiled.py")]
+@pytest.mark.parametrize("file", ["compiled.py", "own.py"])
+def test_edits_of_functions(file, tmp_path):
+    command = [sys.executable, "-m", "pytest", "-c", str(HERE / "kernels.ini"), str(HERE / "cute" / file)]
     command += ["--rootdir", str(HERE.parents[1]), "--confcutdir", str(HERE), "--basetemp", str(tmp_path / "t")]
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -11,6 +12,9 @@ from tokenspeed_reload import describe as error_text
 
 TRACE_FRAMES = 32
 """Innermost frames of the way to an error that a reply tells: an endless recursion has a thousand."""
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""What a compiler may write for a terminal."""
 
 Fault = dict[str, Any]
 
@@ -34,7 +38,7 @@ def describe(error: BaseException, edited_files: Mapping[str, str], own_files: C
             "text": error.text,
             "trace": [],
         }
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [*traceback.extract_tb(error.__traceback__), *_told_place(error, own_files)]
     own = [frame for frame in frames if frame.filename in own_files]
     edited = [frame for frame in own if frame.filename in edited_files]
     place = (edited or own or frames)[-1]
@@ -45,9 +49,17 @@ def describe(error: BaseException, edited_files: Mapping[str, str], own_files: C
         return lines[frame.lineno - 1].strip() if frame.lineno and frame.lineno <= len(lines) else frame.line
 
     return {
-        "error": error_text(error),
+        "error": COLOURS.sub("", error_text(error)),
         "file": place.filename,
         "line": place.lineno,
         "text": text(place),
         "trace": [f"{frame.filename}:{frame.lineno} in {frame.name}: {text(frame)}" for frame in own[-TRACE_FRAMES:]],
     }
+
+
+def _told_place(error: BaseException, own_files: Collection[str]) -> list[traceback.FrameSummary]:
+    """Where in our files the error itself says that it is: CuTe's tracer raises elsewhere than where it read."""
+    file, line = getattr(error, "filename", None), getattr(error, "line", None)
+    if not isinstance(file, str) or not isinstance(line, int) or file not in own_files:
+        return []
+    return [traceback.FrameSummary(file, line, "kernel")]

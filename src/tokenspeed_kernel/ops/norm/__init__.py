@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tokenspeed_kernel.cute_language import HAS_CUTE
 from tokenspeed_kernel.ops.norm import reference
 from tokenspeed_kernel.registry import Kernel, select
 from tokenspeed_kernel.triton_language import AVAILABLE
 
 if AVAILABLE:
     from tokenspeed_kernel.ops.norm import triton as _triton  # noqa: F401
+if HAS_CUTE:
+    from tokenspeed_kernel.ops.norm import cute as _cute  # noqa: F401
 
 __all__ = ["add_rms_norm", "plan_add_rms_norm", "plan_rms_norm", "reference", "rms_norm"]
 

@@ -46,3 +46,17 @@ def test_the_reloaders_own_place_and_phase_win() -> None:
     assert fault["phase"] == "read"
     assert fault["error"] == "m: SyntaxError: bad"
     assert (fault["file"], fault["line"], fault["text"]) == ("/m.py", 4, "x x")
+
+
+def test_an_error_that_says_where_it_is_does_so_in_plain_text(tmp_path: Path) -> None:
+    class Refused(Exception):
+        filename, line = str(tmp_path / "kernel.py"), 2
+
+    try:
+        raise Refused("\x1b[91m\x1b[1merror:\x1b[0m bad")
+    except Refused as error:
+        fault = describe(error, {Refused.filename: "def norm(x):\n    return y\n"}, {Refused.filename, __file__})
+        elsewhere = describe(error, {}, {__file__})
+    assert (fault["file"], fault["line"], fault["text"]) == (Refused.filename, 2, "return y")
+    assert fault["error"] == "Refused: error: bad"
+    assert elsewhere["file"] == __file__

@@ -13,6 +13,7 @@ import torch
 from tokenspeed.runtime.execution.graphs.base import CaptureError, GraphKind, Node
 from tokenspeed.runtime.execution.graphs.cuda_nodes import NodeReader, RawNode
 from tokenspeed.runtime.execution.graphs.triton_kernels import LoadedKernel, loaded_kernels
+from tokenspeed_kernel.jit import noted
 
 CAPTURE_MODE = "relaxed"
 """A kernel that is compiled or loaded for the first time inside a capture allocates memory, which this permits."""
@@ -68,15 +69,22 @@ class CudaGraph:
     """A captured step, ready to be replayed on the current stream.
 
     `kernels` are the Triton kernels that were loaded when the generation was captured, by CUfunction. It holds them:
-    what a graph launches must not be unloaded. The nodes are read when somebody asks for them.
+    what a graph launches must not be unloaded. `others` are what other compilers made, held likewise. The nodes are
+    read when somebody asks for them.
     """
 
     def __init__(
-        self, label: str, graph: torch.cuda.CUDAGraph, kernels: Mapping[int, LoadedKernel], reader: NodeReader
+        self,
+        label: str,
+        graph: torch.cuda.CUDAGraph,
+        kernels: Mapping[int, LoadedKernel],
+        others: Sequence[object],
+        reader: NodeReader,
     ):
         self.label = label
         self.graph = graph
         self.kernels = kernels
+        self.others = others
         self._reader = reader
 
     @property
@@ -118,6 +126,7 @@ class CudaGraphBackend:
         self._packages = packages
         self._reader = reader
         self._kernels: dict[int, LoadedKernel] = {}
+        self._others: list[object] = []
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -129,6 +138,7 @@ class CudaGraphBackend:
         try:
             yield
             self._kernels.update(loaded_kernels(self._packages))
+            self._others.extend(noted())
         finally:
             if was_enabled:
                 gc.enable()
@@ -141,7 +151,7 @@ class CudaGraphBackend:
         with torch.inference_mode(), torch.cuda.stream(memory.stream):
             self._record(graph, step, memory, label)
         graph.instantiate()
-        return CudaGraph(label, graph, self._kernels, self._reader)
+        return CudaGraph(label, graph, self._kernels, self._others, self._reader)
 
     def _record(self, graph: torch.cuda.CUDAGraph, step: Callable[[], None], memory: GraphMemory, label: str) -> None:
         graph.capture_begin(pool=memory.pool, capture_error_mode=CAPTURE_MODE)

@@ -1,0 +1,32 @@
+"""Whether CuTe DSL is there, the package nvidia-cutlass-dsl, and what is registered of its solutions.
+
+The DSL is optional, and takes seconds to import. Only the files with its kernels import it, and `cute_run`; they are
+imported by the first launch of such a kernel, so that who wants none does not wait.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from tokenspeed_kernel.triton_language import FORCE
+
+INSTALLED = importlib.util.find_spec("nvidia_cutlass_dsl") is not None
+
+HAS_CUTE = INSTALLED and (torch.version.cuda is not None or os.environ.get(FORCE) == "1")
+
+CUTE: Mapping[str, Any] = MappingProxyType(
+    {
+        "solution": "cute",
+        "priority": 4,
+        "devices": ("cuda",),
+        "dtypes": (torch.float32, torch.float16, torch.bfloat16),
+        "capability": (8, 0),
+    }
+)
+"""What `register_kernel` is told of every CuTe solution: less than Triton's, so that it runs when asked for."""
