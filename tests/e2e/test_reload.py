@@ -151,6 +151,7 @@ BROKEN = {
     "interrupt": ("patch", lambda text: text + "\nraise KeyboardInterrupt\n"),
     "name": ("warm", lambda text: text.replace(MLP_RESULT, "return self.mlp(hidden) * undefined_name, residual")),
     "shape": ("warm", lambda text: text.replace(MLP_RESULT, "return self.mlp(hidden)[:, :5], residual")),
+    "nan": ("warm", lambda text: text.replace(MLP_RESULT, "return self.mlp(hidden) * float('nan'), residual")),
 }
 
 

@@ -184,6 +184,9 @@ class ReloadOptions:
     reload_overlay: str | None = option(
         None, "directory, laid out as the packages, whose modules are read before the installed ones", metavar="DIR"
     )
+    reload_check_finite: bool = option(
+        True, "refuse an edit whose dummy steps give NaN or infinity where those of the code before gave numbers"
+    )
     reload_rank_timeout: float = option(
         60.0,
         "seconds that a rank may stand still in a reload, without a launch, a compile or a graph, before the ranks are "

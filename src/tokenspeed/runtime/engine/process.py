@@ -156,5 +156,14 @@ def _forward_reload(
 
     code = CommittedCode(reloader, lambda: startup.executor.generation.number, outbox.send)
     return ForwardReload(
-        reloader, code, plans, startup.executor, startup.scheduler, channel, startup.world, status, FIRST_WEIGHT_VERSION
+        reloader,
+        code,
+        plans,
+        startup.executor,
+        startup.scheduler,
+        channel,
+        startup.world,
+        status,
+        FIRST_WEIGHT_VERSION,
+        startup.finiteness,
     )

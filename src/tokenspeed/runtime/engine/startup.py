@@ -26,6 +26,7 @@ from tokenspeed.runtime.engine.outbox import Outbox
 from tokenspeed.runtime.execution.buffers import BatchBuffers, BufferLimits
 from tokenspeed.runtime.execution.capture_plan import plan_capture
 from tokenspeed.runtime.execution.device import missing_parts, pick_device, pick_dtype
+from tokenspeed.runtime.execution.dummies import see_nothing
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import GraphBackend
@@ -41,6 +42,7 @@ from tokenspeed.runtime.models.base import CausalLM
 from tokenspeed.runtime.models.registry import build_model
 from tokenspeed.runtime.protocol.reports import Starting
 from tokenspeed.runtime.protocol.state import FIRST_WEIGHT_VERSION, EngineInfo
+from tokenspeed.runtime.reload.finite import Finiteness, Observation
 from tokenspeed.runtime.sampling.sampler import Sampler
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
@@ -75,6 +77,9 @@ class Startup:
         """Whether the weights are those that lost ranks have left."""
         self.seconds: dict[str, float] = {}
         self.executor: Executor
+        reload = config.reload
+        self.finiteness = Finiteness() if reload.allow_reload_forward and reload.reload_check_finite else None
+        """What the dummy steps gave, for reloads that compare theirs."""
 
     def run(self) -> None:
         """Go through all phases.
@@ -133,6 +138,10 @@ class Startup:
             self._warm()
         with self._phase("graphs") as progress, self.world.group.recording("graphs"):
             self.executor.generation = self.executor.capture(self.generation, progress)
+        if self.finiteness is not None:
+            seen = Observation()
+            self.executor.replay_largest(self.executor.generation, seen.look)
+            self.finiteness.accept(seen)
         self.scheduler = self._scheduler()
 
     def _fill(self, model: CausalLM, progress: Callable[[str], None]) -> None:
@@ -158,8 +167,11 @@ class Startup:
             check_weights_fit(model, self.dtype, self.device)
 
     def _warm(self) -> None:
+        seen = Observation()
         with self._phase("warm") as progress, self.world.group.recording("warm"):
-            self.executor.warm(progress)
+            self.executor.warm(progress, see_nothing if self.finiteness is None else seen.look)
+        if self.finiteness is not None:
+            self.finiteness.accept(seen)
 
     def _prepare_gpu(self, model: CausalLM) -> MemoryBudget:
         """Warm up on a pool that is nothing but the scratch block, and measure what is left for the real one."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor
 
 from tokenspeed.runtime.execution.buffers import BufferLimits
 from tokenspeed.runtime.execution.inputs import StepShape
@@ -38,6 +42,26 @@ class DummySteps:
 
     prefill: StepShape
     decode: tuple[StepShape, ...]
+
+
+class Part(NamedTuple):
+    """A part of what a dummy step of this shape computes, eagerly or by a captured graph."""
+
+    what: Literal["hidden states", "logits", "ids"]
+    shape: StepShape
+    captured: bool = False
+
+    def __str__(self) -> str:
+        kind = "decode" if self.shape.max_query_len == 1 else "prefill"
+        return f"the {self.what} of a dummy {kind} of {self.shape.num_tokens} token(s){' in a graph' * self.captured}"
+
+
+Look = Callable[[Part, Tensor], None]
+"""Is shown a part, which the next step may overwrite."""
+
+
+def see_nothing(part: Part, computed: Tensor) -> None:
+    """Nobody looks."""
 
 
 def dummy_steps(limits: BufferLimits) -> DummySteps:

@@ -11,7 +11,7 @@ from tokenspeed.errors import ResourceError
 from tokenspeed.runtime.cache.pool import KVPool
 from tokenspeed.runtime.execution.buffers import BatchBuffers, DeviceInputs
 from tokenspeed.runtime.execution.capture_plan import CapturePlan
-from tokenspeed.runtime.execution.dummies import DUMMY_SAMPLING, dummy_steps
+from tokenspeed.runtime.execution.dummies import DUMMY_SAMPLING, Look, Part, dummy_steps, see_nothing
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import Graph, GraphBackend, GraphKind
 from tokenspeed.runtime.execution.inputs import StepShape
@@ -112,21 +112,44 @@ class Executor:
             raise DeviceLost(f"the GPU cannot go on after a step failed with: {cause}") from lost
 
     @torch.inference_mode()
-    def warm(self, progress: Callable[[str], None], look: Callable[[torch.Tensor], None] = lambda _: None) -> None:
+    def warm(self, progress: Callable[[str], None], look: Look = see_nothing) -> None:
         """Run the dummy steps eagerly, through the sampler both greedy and not; only the scratch block is written.
 
         Args:
             progress: called before each kind of step.
-            look: called with the logits of each step and with the ids that are sampled from them.
+            look: called with the hidden states and logits of each step, and with the ids that are sampled from them.
         """
         progress("prefill")
-        look(self._warm_logits(self.dummies.prefill))
+        self.run_dummy(self.dummies.prefill, look)
         progress("decode")
         for shape in self.dummies.decode:
-            logits = self._warm_logits(shape)
-            look(logits)
+            logits = self.run_dummy(shape, look)
             for token_ids in self._sample_every_way(logits, shape):
-                look(token_ids)
+                look(Part("ids", shape), token_ids)
+
+    @torch.inference_mode()
+    def run_dummy(self, shape: StepShape, look: Look = see_nothing) -> torch.Tensor:
+        """Run one dummy step eagerly; its logits, float32 [rows, vocab]."""
+        inputs = self.buffers.fill_dummy(shape, self.pool.scratch)
+        hidden = self._forward(shape, inputs)
+        look(Part("hidden states", shape), hidden)
+        logits = self._logits(hidden[inputs.last_tokens])
+        look(Part("logits", shape), logits)
+        return logits
+
+    @torch.inference_mode()
+    def replay_largest(self, generation: Generation, look: Look = see_nothing) -> None:
+        """Replay the largest captured step of each kind of `generation` on dummy inputs, in scratch blocks."""
+        for size, graph in list(generation.decode.items())[-1:]:
+            shape = self._decode_shape(size)
+            self.buffers.fill_dummy(shape, self.pool.scratch)
+            graph.replay()
+            look(Part("logits", shape, captured=True), self.logits[:size])
+        for bucket, graph in list(generation.prefill.items())[-1:]:
+            shape = self._prefill_shape(bucket)
+            self.buffers.fill_dummy(shape, self.pool.scratch)
+            graph.replay()
+            look(Part("hidden states", shape, captured=True), self.hidden[:bucket])
 
     @torch.inference_mode()
     def run_largest(self) -> None:
@@ -159,11 +182,6 @@ class Executor:
         """Wait until the device has nothing left to do."""
         if self.buffers.device.type == "cuda":
             torch.cuda.synchronize(self.buffers.device)
-
-    def _warm_logits(self, shape: StepShape) -> torch.Tensor:
-        inputs = self.buffers.fill_dummy(shape, self.pool.scratch)
-        hidden = self._forward(shape, inputs)
-        return self._logits(hidden[inputs.last_tokens])
 
     def _sample_every_way(self, logits: torch.Tensor, shape: StepShape) -> list[torch.Tensor]:
         found = []

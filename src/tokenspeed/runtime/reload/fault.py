@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from tokenspeed.errors import TokenSpeedError
 from tokenspeed_reload import ReloadError
 from tokenspeed_reload import describe as error_text
 
@@ -17,6 +18,14 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """What a compiler may write for a terminal."""
 
 Fault = dict[str, Any]
+
+
+class PlacedError(TokenSpeedError):
+    """An error of edited code that was found elsewhere than where it was made. `place` is that, where it is known."""
+
+    def __init__(self, sentence: str, place: traceback.FrameSummary | None):
+        super().__init__(sentence)
+        self.place = place
 
 
 def describe(error: BaseException, edited_files: Mapping[str, str], own_files: Collection[str]) -> Fault:
@@ -41,6 +50,10 @@ def describe(error: BaseException, edited_files: Mapping[str, str], own_files: C
     frames = [*traceback.extract_tb(error.__traceback__), *_told_place(error, own_files)]
     own = [frame for frame in frames if frame.filename in own_files]
     edited = [frame for frame in own if frame.filename in edited_files]
+    if isinstance(error, PlacedError):
+        if error.place is None:
+            return {"error": str(error), "file": None, "line": None, "text": None, "trace": []}
+        own = edited = [error.place]
     place = (edited or own or frames)[-1]
 
     def text(frame: traceback.FrameSummary) -> str | None:

@@ -16,6 +16,7 @@ from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.errors import culprit, is_victim
 from tokenspeed.runtime.distributed.vote import Ballot, Verdict, Vote
 from tokenspeed.runtime.distributed.world import World
+from tokenspeed.runtime.execution.dummies import Part, see_nothing
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.plans import Plans
@@ -24,6 +25,7 @@ from tokenspeed.runtime.protocol.refusals import reload_failure
 from tokenspeed.runtime.protocol.reports import CallReply
 from tokenspeed.runtime.reload.committed import CommittedCode
 from tokenspeed.runtime.reload.fault import Fault, describe
+from tokenspeed.runtime.reload.finite import Finiteness, Observation
 from tokenspeed.runtime.reload.reply import nothing_changed, overlay_note, success
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
@@ -46,6 +48,8 @@ OTHER_RESULTS = (
     "computes other logits or samples other ids than the other ranks, and these must be equal in every bit; look for "
     "what differs by rank, time or hash order in the edit"
 )
+TOLD_AS = {"proof": "graphs"}
+"""Phases that replies count as parts of others."""
 NOWHERE: Fault = {"file": None, "line": None, "text": None, "trace": []}
 
 Result = TypeVar("Result")
@@ -98,6 +102,7 @@ class ForwardReload:
         world: World,
         status: Status,
         weight_version: str,
+        finiteness: Finiteness | None,
     ):
         self.reloader = reloader
         self.code = code
@@ -108,6 +113,8 @@ class ForwardReload:
         self.world = world
         self.status = status
         self.weight_version = weight_version
+        self.finiteness = finiteness
+        """What the dummy steps of the serving code gave; None where nobody is to compare."""
         self._told_strays: frozenset[str] = frozenset()
 
     @property
@@ -149,6 +156,8 @@ class ForwardReload:
         kept = self.scheduler.recompute_running()
         self.scheduler.reseed_cache(generation.number, self.weight_version)
         report = attempt.commit()
+        if self.finiteness is not None:
+            self.finiteness.accept(attempt.seen)
         if kept:
             report.notes.append(
                 f"{kept} running request(s) were kept; the new code computes their prompts and answers anew"
@@ -192,7 +201,9 @@ class _Attempt:
         self.reload = reload
         self.call = call
         self.seconds: dict[str, float] = {}
+        self.seen = Observation()
         self._checksum: int | None = None
+        self._captured: Generation | None = None
         self.calls: dict[str, list[str]] = {}
         """Collectives that the edited code called, by phase."""
         self._transaction: Transaction | None = None
@@ -214,7 +225,9 @@ class _Attempt:
         self._phase("warm", "warming", self._warm, is_trial=True)
         # A recorder runs what it records, a GPU does not.
         runs = self.reload.world.device.type != "cuda"
-        return self._phase("graphs", "graphs", self._capture, is_trial=True, runs=runs)
+        self._captured = self._phase("graphs", "graphs", self._capture, is_trial=True, runs=runs)
+        self._phase("proof", "graphs", self._prove, is_trial=True)
+        return self._captured
 
     def undo(self) -> None:
         """Take back what this rank patched, and drop the connections that the edited code has used.
@@ -222,6 +235,7 @@ class _Attempt:
         Raises:
             NotUndone: something could not be restored, so that this rank must not serve on.
         """
+        self._captured = None  # before the communicators that its graphs hold
         if self._transaction is not None:
             try:
                 self._transaction.undo()
@@ -268,20 +282,33 @@ class _Attempt:
 
     def _warm(self) -> None:
         executor = self.reload.executor
-        if self.reload.world.size > 1:
-            executor.warm(self._progress("warming"), self._look)
-        else:
-            executor.warm(self._progress("warming"))
+        executor.warm(self._progress("warming"), self._look)
         # What the device finds wrong is a fault of this phase.
         executor.synchronize()
+        self._check_finite()
 
-    def _look(self, computed: torch.Tensor) -> None:
+    def _look(self, part: Part, computed: torch.Tensor) -> None:
         """Take logits and sampled ids into the checksum: every rank samples for itself, so they must be alike."""
-        data = computed.contiguous().view(torch.uint8).cpu().numpy().tobytes()
-        self._checksum = zlib.crc32(data, self._checksum or 0)
+        if self.reload.finiteness is not None:
+            self.seen.look(part, computed)
+        if self.reload.world.size > 1 and part.what != "hidden states":
+            data = computed.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+            self._checksum = zlib.crc32(data, self._checksum or 0)
+
+    def _check_finite(self) -> None:
+        if self.reload.finiteness is not None:
+            self.seen.check(self.reload.finiteness, self.reload.executor)
 
     def _capture(self) -> Generation:
         return self.reload.executor.capture(self.reload.generation + 1, self._progress("graphs"))
+
+    def _prove(self) -> None:
+        """Replay the largest steps: a capture on a GPU computes nothing, and what fails must not wait for requests."""
+        assert self._captured is not None
+        executor = self.reload.executor
+        executor.replay_largest(self._captured, self.seen.look if self.reload.finiteness is not None else see_nothing)
+        executor.synchronize()
+        self._check_finite()
 
     def _progress(self, state: str) -> Callable[[str], None]:
         def progress(detail: str) -> None:
@@ -324,7 +351,8 @@ class _Attempt:
                     checksum=self._checksum,
                 )
         verdict = vote.cast(msgspec.structs.replace(ballot, seconds=time.perf_counter() - started))
-        self.seconds[phase] = verdict.seconds
+        phase = TOLD_AS.get(phase, phase)
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + verdict.seconds
         failure = PhaseFailed.of(verdict, phase)
         if failure is not None:
             del result  # the traceback would keep graphs that hold the communicator
