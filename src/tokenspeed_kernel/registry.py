@@ -126,17 +126,22 @@ class Registry:
         known = self._kernels.get(kernel.name) or self._withdrawn.get(kernel.name)
         if known is not None:
             vars(known).update(vars(kernel))
-        self._kernels[kernel.name] = known or kernel
+        # In order of name, so that one that is registered anew leaves no trace.
+        self._kernels = dict(sorted({**self._kernels, kernel.name: known or kernel}.items()))
 
     def withdraw(self, module: str, definitions: Mapping[str, Any]) -> None:
         """Forget the kernels that these definitions of a module registered; who holds one may still call it."""
+        kept = {}
         for kernel in self.kernels():
             function = kernel.function
             # Not every callable has these: a partial object has no name.
             home, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
             is_below = home == module and name.partition(".")[0] in definitions
             if is_below or any(function is value for value in definitions.values()):
-                self._withdrawn[kernel.name] = self._kernels.pop(kernel.name)
+                self._withdrawn[kernel.name] = kernel
+            else:
+                kept[kernel.name] = kernel
+        self._kernels = kept
 
     def select(self, family: str, mode: str, device: torch.device, dtype: torch.dtype, **traits: Any) -> Kernel:
         """The kernel of highest priority that serves, among those that an override permits.

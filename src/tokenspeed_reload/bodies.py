@@ -7,6 +7,7 @@ know is one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
@@ -44,24 +45,36 @@ _MODULE_FACTS = frozenset({"__file__", "__builtins__", "__annotations__", "__doc
 """Names in a module that say where its source is."""
 
 
-def bodies_of(log: Iterable[Record], discarded: Collection[int]) -> Bodies:
+def bodies_of(log: Iterable[Record], aside: Collection[int]) -> Bodies:
     """Read the log of a reload that is in force.
 
     Args:
         log: of all its writes.
-        discarded: identities of the attributes of new objects that live ones took over: they are nobody's.
+        aside: identities of dicts that do not count: attributes of new objects that live ones took over, and of those
+            that change by themselves.
     """
     found = Bodies()
     functions: dict[int, FunctionType] = {}
     for record in log:
         if isinstance(record, Undone):
             _kernels(record.states, found)
-        elif not (isinstance(record, NamedValues) and id(record.target) in discarded):
+        elif not (isinstance(record, NamedValues | DictContents) and id(record.target) in aside):
             found.beyond.extend(_beyond(record, functions))
     inside = {id(changed.kernel.fn) for changed in found.kernels if not _is_visible(changed.kernel.fn)}
-    found.functions = [function for key, function in functions.items() if key not in inside]
+    found.functions = _live([function for key, function in functions.items() if key not in inside])
     found.beyond = list(dict.fromkeys(found.beyond))
     return found
+
+
+def _live(functions: list[FunctionType]) -> list[FunctionType]:
+    """The functions, without copies in other namespaces of those that live in their module."""
+
+    def is_live(function: FunctionType) -> bool:
+        module = sys.modules.get(function.__module__)
+        return module is not None and vars(module) is function.__globals__
+
+    live = {(f.__module__, f.__qualname__) for f in functions if is_live(f)}
+    return [f for f in functions if is_live(f) or (f.__module__, f.__qualname__) not in live]
 
 
 def _is_visible(function: Any) -> bool:

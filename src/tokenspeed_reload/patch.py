@@ -269,7 +269,7 @@ class Patch:
                 self._settling = False
             merge.replaced[:] = [e for e in merge.replaced if e.is_part or e.goes_on or id(e.old) not in merge.new_of]
             self._derived.sort(merge)
-            nobodys = {id(attributes_of(new)) for new in merge.discarded}
+            nobodys = {id(attributes_of(value)) for value in (*merge.discarded, *self._reloader.restless)}
             self._drop_helpers()
             # What was executed and not kept must go before it is frozen with the rest: frozen, it would stay for
             # good, and the next reload would take it for a holder. All older objects are in generation 2 here.

@@ -47,6 +47,7 @@ class Reloader:
         runs_once: names of functions that run once, `*` standing for anything: an edit of them, or of what only
             they use, is reported, since its effect is in what they built.
         built_by: names of packages and modules whose whole code runs once.
+        restless: objects that change by themselves, reload or not: that they did says nothing of an edit.
         beside: names of packages that are neither reloaded nor recorded, since other processes or the program
             around run them: their edits are reported. What of them is named elsewhere here is left out.
         wait_s: longest to wait for other threads that run code which is to be replaced.
@@ -63,6 +64,7 @@ class Reloader:
         built_by: Iterable[str] = (),
         wait_s: float = 1.0,
         beside: Iterable[str] = (),
+        restless: Sequence[object] = (),
     ) -> None:
         self.packages = list(packages)
         self.watch = list(watch)
@@ -72,6 +74,7 @@ class Reloader:
         self.built_by = list(built_by)
         self.wait_s = wait_s
         self.beside = list(beside)
+        self.restless = restless
         self.records = Records()
         self._finder = SourceFinder([*self.packages, *self.watch], overlay, self.records)
         self._disk = Disk(self.packages, overlay, self.records, self._finder)

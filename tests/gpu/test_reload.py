@@ -32,7 +32,7 @@ def test_an_edited_kernel_serves_those_that_came_later(told: dict[str, Any], dev
     edit = told["kernel"]
     assert edit["reply"]["success"], edit["reply"]
     assert (edit["reply"]["jit"]["compiled"] >= 1) == (device == "cuda")
-    assert edit["reply"]["graphs"]["how"] == "recaptured"
+    assert edit["reply"]["graphs"]["how"] == "swapped"
     assert edit["before"] == told["original"]
     assert edit["after"] == edit["alone"] != told["original"]
 

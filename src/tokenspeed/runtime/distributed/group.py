@@ -93,6 +93,10 @@ class Group:
         if self.spare is None:
             return
         self.serving, self.spare = self.spare, self.serving
+        self.remember(calls)
+
+    def remember(self, calls: Mapping[str, list[str]]) -> None:
+        """Take `calls`, by phase, for what the serving code calls; graphs that stay go on with what served."""
         self._known.update(calls)
 
     def discard(self) -> None:

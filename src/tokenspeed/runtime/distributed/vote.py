@@ -37,6 +37,8 @@ class Ballot(msgspec.Struct, frozen=True, kw_only=True):
     """Whether these are just what the serving code calls."""
     checksum: int | None = None
     """Of what every rank computes alike; None where there is nothing such."""
+    recapture: str | None = None
+    """Why captured steps of the rank cannot take the edited code as they are; None where nothing speaks against it."""
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
@@ -65,6 +67,11 @@ class Verdict(msgspec.Struct, frozen=True, tag=True):
     def out_of_step(self) -> int | None:
         """The same for the collectives that the ranks called."""
         return _odd([ballot.calls for ballot in self.ballots])
+
+    @property
+    def recapture(self) -> str | None:
+        """Why steps have to be captured anew, on all ranks where one of them says so."""
+        return next((ballot.recapture for ballot in self.ballots if ballot.recapture is not None), None)
 
     @property
     def seconds(self) -> float:

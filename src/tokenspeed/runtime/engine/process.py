@@ -32,6 +32,7 @@ from tokenspeed.runtime.protocol.reports import Ready
 from tokenspeed.runtime.protocol.state import FIRST_WEIGHT_VERSION, ReloadStatus
 from tokenspeed.runtime.reload.committed import CommittedCode
 from tokenspeed.runtime.reload.forward import ForwardReload
+from tokenspeed_kernel.progress import PROGRESS
 from tokenspeed_kernel.registry import REGISTRY
 from tokenspeed_reload import Reloader
 
@@ -148,6 +149,7 @@ def _forward_reload(
     reloader.prepare()
     reloader.add_participant(REGISTRY)
     reloader.add_participant(plans)
+    reloader.restless = [PROGRESS]
 
     def status(state: str, call: Reload, detail: str) -> None:
         generation = startup.executor.generation.number

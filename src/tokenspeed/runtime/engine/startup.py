@@ -33,6 +33,7 @@ from tokenspeed.runtime.execution.graphs.base import GraphBackend
 from tokenspeed.runtime.execution.graphs.cpu import CpuGraphBackend
 from tokenspeed.runtime.execution.graphs.cuda import CudaGraphBackend, open_graph_memory
 from tokenspeed.runtime.execution.graphs.cuda_nodes import NodeReader
+from tokenspeed.runtime.execution.graphs.triton_modules import KernelModules
 from tokenspeed.runtime.execution.memory import check_weights_fit, measure
 from tokenspeed.runtime.execution.ranges import Ranges
 from tokenspeed.runtime.loader.kept import KeptWeights, plan_layout
@@ -138,6 +139,8 @@ class Startup:
             self._warm()
         with self._phase("graphs") as progress, self.world.group.recording("graphs"):
             self.executor.generation = self.executor.capture(self.generation, progress)
+            if self.config.reload.allow_reload_forward:
+                self.executor.generation.read_nodes()
         if self.finiteness is not None:
             seen = Observation()
             self.executor.replay_largest(self.executor.generation, seen.look)
@@ -274,20 +277,22 @@ class Startup:
         on_gpu = self.device.type == "cuda"
         ranges = Ranges(on_gpu and self.config.serve.nvtx)
         ranges.around_layers(model)
-        executor = Executor(model, Sampler(), pool, buffers, plan, self._graph_backends(), on_gpu, ranges)
+        make_backend, modules = self._graph_backends()
+        executor = Executor(model, Sampler(), pool, buffers, plan, make_backend, on_gpu, ranges, modules)
         executor.allocate(self.source.config.vocab_size, self.source.config.hidden_size, self.dtype)
         return executor
 
-    def _graph_backends(self) -> Callable[[], GraphBackend]:
-        """What makes the backend of each generation."""
+    def _graph_backends(self) -> tuple[Callable[[], GraphBackend], KernelModules | None]:
+        """What makes the backend of each generation, and what of kernels is on a GPU."""
         if self.device.type != "cuda":
-            return lambda: CpuGraphBackend(FORWARD_PACKAGES)
+            return lambda: CpuGraphBackend(FORWARD_PACKAGES), None
         memory, reader = open_graph_memory(self.device), NodeReader()
         if not reader.open():
             self._say("warm")(
                 "cuda-bindings is not installed: graphs are served but not listed; install tokenspeed[gpu]"
             )
-        return lambda: CudaGraphBackend(memory, FORWARD_PACKAGES, reader)
+        modules = KernelModules(reader, FORWARD_PACKAGES)
+        return lambda: CudaGraphBackend(memory, FORWARD_PACKAGES, reader), modules
 
     def _scheduler(self) -> Scheduler:
         limits = SchedulerLimits(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from tokenspeed.runtime.execution.capture_plan import CapturePlan
 from tokenspeed.runtime.execution.dummies import DUMMY_SAMPLING, Look, Part, dummy_steps, see_nothing
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import Graph, GraphBackend, GraphKind
+from tokenspeed.runtime.execution.graphs.triton_modules import KernelModules
 from tokenspeed.runtime.execution.inputs import StepShape
 from tokenspeed.runtime.execution.pending import PendingStep, WantedLogprobs
 from tokenspeed.runtime.execution.ranges import Ranges
@@ -29,6 +31,15 @@ PROMPT_LOGITS = 256
 """Tokens of a prompt whose logits are in memory at once where their log-probabilities are wanted."""
 
 
+@dataclass(frozen=True)
+class PlannedStep:
+    """One step that is captured: the shape of its inputs, what runs it, and the tensors that hold its results."""
+
+    shape: StepShape
+    run: Callable[[], None]
+    results: list[torch.Tensor]
+
+
 class DeviceLost(ResourceError):
     """The device does not answer any more; only a new process can use it."""
 
@@ -42,6 +53,7 @@ class Executor:
 
     With `sample_on_device` the rows that need no more than temperature, top-k, top-p, min-p and a seed are sampled
     by one kernel, inside the decode graphs; a CPU is faster with the sampler that looks first what the rows need.
+    `modules` are the kernels on a GPU.
     """
 
     def __init__(
@@ -54,6 +66,7 @@ class Executor:
         make_backend: Callable[[], GraphBackend],
         sample_on_device: bool = False,
         ranges: Ranges | None = None,
+        modules: KernelModules | None = None,
     ):
         self.model = model
         self.sampler = sampler
@@ -63,6 +76,7 @@ class Executor:
         self.make_backend = make_backend
         self.sample_on_device = sample_on_device
         self.ranges = ranges or Ranges(False)
+        self.modules = modules
         self.generation = Generation(0, {}, {})
         self.dummies = dummy_steps(buffers.limits)
         self.logits = torch.empty(0)
@@ -169,14 +183,23 @@ class Executor:
         """Capture one step with the code as it is now; the caller drops it."""
         backend = self.make_backend()
         with backend.session():
-            if kind == "decode":
-                return self._capture_decode(backend, self._decode_shape(size))
-            return self._capture_prefill(backend, self._prefill_shape(size))
+            return self._capture(backend, kind, size)
 
     def install(self, generation: Generation) -> None:
         """Let `generation` serve from now on, and drop the one before it: nothing of it is running."""
         self.synchronize()
         self.generation = generation
+
+    def note_kernels(self) -> None:
+        """Remember which kernels are on the device, so that `unload_kernels` knows what is gone."""
+        if self.modules is not None:
+            self.modules.note()
+
+    def unload_kernels(self) -> None:
+        """Take from the device the kernels that nobody holds any more."""
+        if self.modules is not None:
+            self.synchronize()
+            self.modules.unload()
 
     def synchronize(self) -> None:
         """Wait until the device has nothing left to do."""
@@ -209,11 +232,34 @@ class Executor:
         with backend.session():
             for size in reversed(self.plan.decode):
                 progress(f"decode {size}")
-                decode[size] = self._capture_decode(backend, self._decode_shape(size))
+                decode[size] = self._capture(backend, "decode", size)
             for bucket in reversed(self.plan.prefill):
                 progress(f"prefill {bucket}")
-                prefill[bucket] = self._capture_prefill(backend, self._prefill_shape(bucket))
+                prefill[bucket] = self._capture(backend, "prefill", bucket)
         return Generation(number, decode, prefill)
+
+    @torch.inference_mode()
+    def computed(self, kind: GraphKind, size: int, graph: Graph | None = None) -> list[bytes]:
+        """What one planned step leaves behind for dummy inputs: run eagerly, or by a replay of `graph`."""
+        step = self._step(kind, size)
+        self.buffers.fill_dummy(step.shape, self.pool.scratch)
+        for tensor in step.results:
+            tensor.zero_()
+        step.run() if graph is None else graph.replay()
+        self.synchronize()
+        return [tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes() for tensor in step.results]
+
+    def has_own_slots(self, kind: GraphKind, size: int) -> bool:
+        """Whether each token of the dummy step has a slot of its own, so that what it computes is always the same."""
+        return self._step(kind, size).shape.num_tokens <= len(self.pool.scratch) * self.buffers.block_size
+
+    def _capture(self, backend: GraphBackend, kind: GraphKind, size: int) -> Graph:
+        step = self._step(kind, size)
+        self.buffers.fill_dummy(step.shape, self.pool.scratch)
+        return backend.capture(step.run, kind=kind, label=f"{kind} {size}")
+
+    def _step(self, kind: GraphKind, size: int) -> PlannedStep:
+        return self._decode_step(size) if kind == "decode" else self._prefill_step(size)
 
     def _decode_shape(self, size: int) -> StepShape:
         return StepShape(size, size, 1, self.buffers.limits.max_blocks_per_row)
@@ -222,28 +268,27 @@ class Executor:
         limits = self.buffers.limits
         return StepShape(bucket, limits.max_rows, bucket, limits.max_blocks_per_row)
 
-    def _capture_decode(self, backend: GraphBackend, shape: StepShape) -> Graph:
-        rows = shape.num_rows
+    def _decode_step(self, size: int) -> PlannedStep:
+        shape = self._decode_shape(size)
         inputs = self.buffers.inputs(shape)
-        logits, sampled = self.logits[:rows], self.buffers.sampled[:rows]
+        logits, sampled = self.logits[:size], self.buffers.sampled[:size]
 
         def step() -> None:
             logits.copy_(self.model.compute_logits(self._forward(shape, inputs)))
             if self.sample_on_device:
                 sampled.copy_(self._sample_plain(logits, inputs))
 
-        self.buffers.fill_dummy(shape, self.pool.scratch)
-        return backend.capture(step, kind="decode", label=f"decode {rows}")
+        return PlannedStep(shape, step, [logits, sampled])
 
-    def _capture_prefill(self, backend: GraphBackend, shape: StepShape) -> Graph:
+    def _prefill_step(self, bucket: int) -> PlannedStep:
+        shape = self._prefill_shape(bucket)
         inputs = self.buffers.inputs(shape)
-        hidden = self.hidden[: shape.num_tokens]
+        hidden = self.hidden[:bucket]
 
         def step() -> None:
             hidden.copy_(self._forward(shape, inputs))
 
-        self.buffers.fill_dummy(shape, self.pool.scratch)
-        return backend.capture(step, kind="prefill", label=f"prefill {shape.num_tokens}")
+        return PlannedStep(shape, step, [hidden])
 
     def _decode(self, batch: Batch) -> PendingStep:
         """A batch in which every row computes one token and samples."""

@@ -21,6 +21,11 @@ class Generation:
         """Nodes of all graphs together."""
         return sum(graph.num_nodes for graph in (*self.decode.values(), *self.prefill.values()))
 
+    def read_nodes(self) -> None:
+        """Read now what each graph is made of, which the first exchange of kernels would have to wait for."""
+        for graph in (*self.decode.values(), *self.prefill.values()):
+            _ = graph.nodes
+
     def decode_graph(self, rows: int) -> tuple[int, Graph] | None:
         """The smallest decode graph that takes `rows` sequences, with its size."""
         return _at_least(self.decode, rows)

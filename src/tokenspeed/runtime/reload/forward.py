@@ -1,4 +1,4 @@
-"""The reload-forward transaction over all ranks: read, patch, warm, capture, then commit or undo."""
+"""The reload-forward transaction over all ranks: read, patch, warm, swap or capture, then commit or undo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from tokenspeed.runtime.distributed.world import World
 from tokenspeed.runtime.execution.dummies import Part, see_nothing
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
+from tokenspeed.runtime.execution.graphs.base import BodyEdit, CannotSwap, CaptureError, EditedKernel
 from tokenspeed.runtime.execution.plans import Plans
+from tokenspeed.runtime.execution.swap import KernelSwap, prepare_swap
 from tokenspeed.runtime.protocol.calls import Reload
 from tokenspeed.runtime.protocol.refusals import reload_failure
 from tokenspeed.runtime.protocol.reports import CallReply
@@ -31,6 +33,7 @@ from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
 from tokenspeed_kernel.progress import PROGRESS
 from tokenspeed_reload import (
+    Bodies,
     IncompleteUndo,
     NeedsRestart,
     Reloader,
@@ -142,20 +145,27 @@ class ForwardReload:
             message = f"no spare communicator can be made ({self.world.why_no_spare}); nothing was changed, try again"
             return reload_failure(call.id, "failed", "queue", message)
         attempt = _Attempt(self, call)
+        self.executor.note_kernels()
         try:
             with count_compiles() as jit:
                 generation = attempt.apply()
         except PhaseFailed as error:
             self.status("undoing", call, error.phase)
+            self.executor.note_kernels()
             attempt.undo()
+            self.executor.unload_kernels()
             return self._failed(call, error)
         self.status("committing", call, "")
         self.executor.install(generation)
-        self.world.group.promote(attempt.calls)
+        if attempt.swapped is None:
+            self.world.group.promote(attempt.calls)
+        else:
+            self.world.group.remember(attempt.calls)
         # What running requests hold was computed by the old code.
         kept = self.scheduler.recompute_running()
         self.scheduler.reseed_cache(generation.number, self.weight_version)
         report = attempt.commit()
+        self.executor.unload_kernels()
         if self.finiteness is not None:
             self.finiteness.accept(attempt.seen)
         if kept:
@@ -167,7 +177,7 @@ class ForwardReload:
         self._told_strays = frozenset(strays)
         total = time.perf_counter() - started + drained_after
         seconds = {"drain": drained_after, **attempt.seconds, "total": total}
-        body = success(call.id, report, generation, jit, seconds)
+        body = success(call.id, report, generation, jit, seconds, attempt.swapped, attempt.why_recaptured)
         self.code.tell(CallReply(call=call.call, body=body))
         return body
 
@@ -206,6 +216,11 @@ class _Attempt:
         self._captured: Generation | None = None
         self.calls: dict[str, list[str]] = {}
         """Collectives that the edited code called, by phase."""
+        self.swapped: int | None = None
+        """Nodes of captured steps that got new code; None where the steps were captured anew."""
+        self.why_recaptured: str | None = None
+        self._swap: KernelSwap | None = None
+        self._cannot_swap: str | None = None
         self._transaction: Transaction | None = None
         self._not_undone: list[str] = []
         self._edited_files: dict[str, str] = {}
@@ -221,13 +236,26 @@ class _Attempt:
         edited = (*sources.modules.values(), *sources.unloaded.values())
         self._edited_files = {source.path: source.data.decode(errors="replace") for source in edited}
         self._own_files |= self._edited_files.keys()
-        self._phase("patch", "patching", lambda: self._patch(sources), is_trial=True)
-        self._phase("warm", "warming", self._warm, is_trial=True)
+        self._phase("patch", "patching", lambda: self._patch(sources), trial="patch")
+        self._phase("warm", "warming", self._warm, trial="warm")
+        self._captured = self._swapped() or self._recaptured()
+        self._phase("proof", "graphs", self._prove, trial="proof")
+        return self._captured
+
+    def _swapped(self) -> Generation | None:
+        """The graphs that serve, with the new code in them; None where some rank has to capture anew."""
+        if self._swap is None or self.why_recaptured is not None:
+            return None
+        generation = self._phase("graphs", "graphs", self._apply_swap, trial="swap")
+        if self.why_recaptured is not None:
+            return None
+        self.swapped = self._swap.num_nodes
+        return generation
+
+    def _recaptured(self) -> Generation:
         # A recorder runs what it records, a GPU does not.
         runs = self.reload.world.device.type != "cuda"
-        self._captured = self._phase("graphs", "graphs", self._capture, is_trial=True, runs=runs)
-        self._phase("proof", "graphs", self._prove, is_trial=True)
-        return self._captured
+        return self._phase("graphs", "graphs", self._capture, trial="graphs", runs=runs)
 
     def undo(self) -> None:
         """Take back what this rank patched, and drop the connections that the edited code has used.
@@ -236,11 +264,15 @@ class _Attempt:
             NotUndone: something could not be restored, so that this rank must not serve on.
         """
         self._captured = None  # before the communicators that its graphs hold
+        try:
+            self._drop_swap()
+        except CaptureError as error:
+            self._not_undone = [str(error)]
         if self._transaction is not None:
             try:
                 self._transaction.undo()
             except IncompleteUndo as error:
-                self._not_undone = error.errors
+                self._not_undone += error.errors
         if "patch" in self.seconds:
             self.reload.world.renew_spare()
         if self._not_undone:
@@ -249,8 +281,13 @@ class _Attempt:
     def commit(self) -> Report:
         """Make the patch final and return its report."""
         assert self._transaction is not None
+        if self._swap is not None:
+            self._swap.keep()
+            self._swap = None
         self._transaction.commit()
-        return self._transaction.report
+        report = self._transaction.report
+        report.bodies = Bodies()  # it holds what was compiled before
+        return report
 
     def _share_sources(self) -> Sources:
         """Rank 0 reads the files; every rank gets its bytes."""
@@ -281,7 +318,9 @@ class _Attempt:
         self._transaction.report.needs_restart.extend(NeedsRestart(kernel, ANOTHER_ORDER) for kernel in refused)
 
     def _warm(self) -> None:
+        """Run the edited code. What captured steps need of it is compiled first, since several compile at once."""
         executor = self.reload.executor
+        self._prepare_swap()
         executor.warm(self._progress("warming"), self._look)
         # What the device finds wrong is a fault of this phase.
         executor.synchronize()
@@ -299,7 +338,36 @@ class _Attempt:
         if self.reload.finiteness is not None:
             self.seen.check(self.reload.finiteness, self.reload.executor)
 
+    def _prepare_swap(self) -> None:
+        assert self._transaction is not None
+        report, generation = self._transaction.report, self.reload.executor.generation
+        if not (generation.decode or generation.prefill):
+            return
+        beyond = [*report.bodies.beyond, *(f"{effect.module}: {effect.what}" for effect in report.effects)]
+        kernels = [EditedKernel(changed.name, changed.kernel, changed.before) for changed in report.bodies.kernels]
+        try:
+            if beyond:
+                raise CannotSwap(beyond[0])
+            self._swap = prepare_swap(self.reload.executor, BodyEdit(report.bodies.functions, kernels))
+        except CannotSwap as error:
+            self._cannot_swap = str(error)
+
+    def _apply_swap(self) -> Generation | None:
+        assert self._swap is not None
+        try:
+            return self._swap.apply(self.reload.generation + 1)
+        except CannotSwap as error:
+            self._cannot_swap = str(error)
+            return None
+
+    def _drop_swap(self) -> None:
+        """Put back what captured steps ran before. Raises CaptureError where the driver refuses."""
+        if self._swap is not None:
+            self._swap.undo()
+            self._swap = None
+
     def _capture(self) -> Generation:
+        self._drop_swap()
         return self.reload.executor.capture(self.reload.generation + 1, self._progress("graphs"))
 
     def _prove(self) -> None:
@@ -318,12 +386,13 @@ class _Attempt:
         return progress
 
     def _phase(
-        self, phase: str, state: str, work: Callable[[], Result], *, is_trial: bool = False, runs: bool = True
+        self, phase: str, state: str, work: Callable[[], Result], *, trial: str | None = None, runs: bool = True
     ) -> Result:
         """Do `work` on this rank, then hear how all ranks fared.
 
         Args:
-            is_trial: the work calls edited code, whose collectives go over the spare communicator.
+            trial: the name under which collectives of the work are known, which calls edited code: they go over the
+                spare communicator.
             runs: False where it only captures them.
         """
         self.reload.status(state, self.call, "")
@@ -334,17 +403,18 @@ class _Attempt:
         ballot = Ballot(rank=rank)
         result: Result | None = None
         try:
-            with group.trial(phase, vote, runs=runs) if is_trial else nullcontext() as calls:
+            with group.trial(trial, vote, runs=runs) if trial is not None else nullcontext() as calls:
                 result = work()
         # Edited code may raise anything, SystemExit and KeyboardInterrupt included: none may end the server.
         except BaseException as error:
             fault = describe(error, self._edited_files, self._own_files)
             ballot = Ballot(rank=rank, error=fault, is_victim=is_victim(error, rank), culprit=culprit(error))
         else:
-            if calls is not None:
-                self.calls[phase] = calls.made
-                ballot = Ballot(
-                    rank=rank,
+            ballot = Ballot(rank=rank, recapture=self._cannot_swap)
+            if calls is not None and trial is not None:
+                self.calls[trial] = calls.made
+                ballot = msgspec.structs.replace(
+                    ballot,
                     collectives=len(calls.made),
                     calls=calls.checksum,
                     like_before=calls.like_before,
@@ -353,6 +423,7 @@ class _Attempt:
         verdict = vote.cast(msgspec.structs.replace(ballot, seconds=time.perf_counter() - started))
         phase = TOLD_AS.get(phase, phase)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + verdict.seconds
+        self.why_recaptured = verdict.recapture
         failure = PhaseFailed.of(verdict, phase)
         if failure is not None:
             del result  # the traceback would keep graphs that hold the communicator

@@ -8,6 +8,7 @@ from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed_kernel.jit import JitCount
 from tokenspeed_reload import Report
 
+KERNELS = "tokenspeed_kernel.ops."
 CAPTURED = ("tokenspeed.runtime.execution.graphs.", "dict object['_copies']")
 """How the names of the holders in a captured graph begin; the second is what its `Snapshotter` remembers."""
 
@@ -49,26 +50,38 @@ def nothing_changed(
 
 
 def success(
-    call_id: str, report: Report, generation: Generation, jit: JitCount, seconds: dict[str, float]
+    call_id: str,
+    report: Report,
+    generation: Generation,
+    jit: JitCount,
+    seconds: dict[str, float],
+    swapped: int | None = None,
+    why_recaptured: str | None = None,
 ) -> dict[str, Any]:
-    """The reply of a committed reload."""
+    """The reply of a committed reload.
+
+    Args:
+        swapped: nodes of captured steps that got new code; None where the steps were captured anew.
+        why_recaptured: why they were, as a clause.
+    """
     captured = len(generation.decode) + len(generation.prefill) > 0
+    how = "none" if not captured else "recaptured" if swapped is None else "swapped"
     return {
         "success": True,
         "id": call_id,
         "generation": generation.number,
-        "message": _summary(report, captured, jit, seconds),
+        "message": _summary(report, how, swapped, jit, seconds),
         "modules": [{"name": module.name, "why": module.why} for module in report.modules],
         "pending": list(report.pending),
         "objects_patched": report.objects_patched,
         "stale": _stale(report),
         "needs_restart": [{"what": item.what, "why": item.why} for item in report.needs_restart],
-        "notes": [*report.notes, *_beyond(report)],
+        "notes": [*report.notes, *_recapture_note(report, how, why_recaptured), *_beyond(report)],
         "graphs": {
-            "how": "recaptured" if captured else "none",
+            "how": how,
             "decode": len(generation.decode),
             "prefill": len(generation.prefill),
-            "nodes": generation.num_nodes,
+            "nodes": generation.num_nodes if swapped is None else swapped,
         },
         "jit": {"compiled": jit.compiled, "seconds": round(jit.seconds, 3)},
         "seconds": {name: round(value, 4) for name, value in seconds.items()} | {"held": 0.0},
@@ -91,7 +104,17 @@ def _beyond(report: Report) -> list[str]:
     return running + [f"{effect.module}: {effect.what}; an undo does not take that back" for effect in report.effects]
 
 
-def _summary(report: Report, captured: bool, jit: JitCount, seconds: dict[str, float]) -> str:
+def _recapture_note(report: Report, how: str, why: str | None) -> list[str]:
+    """Why an edit of kernels did not go into the captured steps as they are."""
+    edits_kernels = any(
+        module.name.startswith(KERNELS) and not module.why.startswith("uses") for module in report.modules
+    )
+    if how != "recaptured" or why is None or not edits_kernels:
+        return []
+    return [f"captured steps were captured anew, which an edit of kernel bodies alone does not need: {why}"]
+
+
+def _summary(report: Report, how: str, swapped: int | None, jit: JitCount, seconds: dict[str, float]) -> str:
     users = [module for module in report.modules if module.why.startswith("uses ")]
     edited = [module.name for module in report.modules if module not in users]
     patched = (
@@ -99,7 +122,9 @@ def _summary(report: Report, captured: bool, jit: JitCount, seconds: dict[str, f
         f"{report.objects_patched} object(s) patched in {seconds['patch']:.2f} s"
     )
     steps = [f"warmed in {seconds['warm']:.1f} s"]
-    if captured:
+    if how == "recaptured":
         steps.append(f"recaptured in {seconds['graphs']:.1f} s")
+    if how == "swapped":
+        steps.append(f"swapped {swapped} node(s) in {seconds['graphs']:.2f} s")
     steps.append(f"JIT-compiled {jit.compiled} kernel(s) in {jit.seconds:.1f} s")
     return f"{patched};\n{'; '.join(steps)}"

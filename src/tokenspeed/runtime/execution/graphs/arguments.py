@@ -15,6 +15,7 @@ from tokenspeed.runtime.execution.graphs.reach import is_atom
 
 Leaves = tuple[Any, ...]
 Part = Callable[[Leaves], Any]
+Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class ArgumentPlanner:
@@ -34,23 +35,18 @@ class ArgumentPlanner:
         self._register_of = register_of
         self._pin = pin
 
-    def plan(
-        self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Callable[..., Any], list[int], list[Any]]:
-        """What equals `call(*args, **kwargs)`: a callable, its input registers, their values now."""
+    def plan(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Bind, list[int], list[Any]]:
+        """How `call(*args, **kwargs)` is made: what turns `call` into a callable, its input registers, their values."""
         leaves = _Leaves()
         positional = [self._part(value, leaves) for value in args]
         named = {name: self._part(value, leaves) for name, value in kwargs.items()}
         if all(isinstance(part, int) for part in positional) and all(map(leaves.is_constant, named.values())):
             fixed = {name: leaves.values[part] for name, part in named.items() if isinstance(part, int)}
             count = len(positional)
-            return (
-                (partial(call, **fixed) if fixed else call),
-                leaves.registers[:count],
-                leaves.values[:count],
-            )
-        assembled = _assembled(call, [_getter(p) for p in positional], {k: _getter(p) for k, p in named.items()})
-        return assembled, leaves.registers, leaves.values
+            bind = (lambda call: partial(call, **fixed)) if fixed else _as_it_is
+            return bind, leaves.registers[:count], leaves.values[:count]
+        getters, named_getters = [_getter(p) for p in positional], {k: _getter(p) for k, p in named.items()}
+        return (lambda call: _assembled(call, getters, named_getters)), leaves.registers, leaves.values
 
     def _part(self, value: Any, leaves: _Leaves) -> int | Part:
         """The position of a plain value among `leaves`, or a function that rebuilds a container from them."""
@@ -127,6 +123,10 @@ def _assembler(value: Any, pin: Callable[[Any], Any] | None) -> Callable[[list[A
         return new
 
     return record
+
+
+def _as_it_is(call: Callable[..., Any]) -> Callable[..., Any]:
+    return call
 
 
 def _assembled(call: Callable[..., Any], positional: list[Part], named: dict[str, Part]) -> Callable[..., Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Literal, Protocol
 
 from tokenspeed.errors import TokenSpeedError
@@ -28,6 +29,47 @@ class Node:
     name: str
     function: Callable[..., Any] | None = None
     specialisation: str | None = None
+
+
+class CannotSwap(Exception):
+    """The code in captured steps cannot be exchanged for what an edit made of it: why, as a clause."""
+
+
+@dataclass(frozen=True)
+class EditedKernel:
+    """A kernel that compiles anew: its dotted name, the live object, and its attributes before the edit."""
+
+    name: str
+    kernel: Any
+    before: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class BodyEdit:
+    """An edit that changed the bodies of these functions and kernels, and nothing else whatsoever."""
+
+    functions: Sequence[FunctionType] = ()
+    kernels: Sequence[EditedKernel] = ()
+
+
+class GraphSwap(Protocol):
+    """New code for nodes of one captured step, to be put into its executable in the place of the old.
+
+    `num_nodes` are concerned. `specialisations` says what of which kernel the new code is for: two steps with the
+    same ones are proven by a replay of either.
+    """
+
+    num_nodes: int
+    specialisations: frozenset[tuple[str, str]]
+
+    def apply(self) -> None:
+        """Put the new code in place. Where that fails half way, `undo` takes back what was done."""
+
+    def undo(self) -> None:
+        """Put the old code back, exactly; nothing where it is in place."""
+
+    def keep(self) -> None:
+        """Let go of the old code: it is not to come back."""
 
 
 class Graph(Protocol):
@@ -64,4 +106,13 @@ class GraphBackend(Protocol):
 
         Raises:
             CaptureError: where the step cannot be repeated.
+        """
+
+    def prepare_swap(self, graphs: Sequence[Graph], edit: BodyEdit) -> Sequence[GraphSwap]:
+        """Make the new code for the nodes of `graphs` that run what was edited, in their order; nothing is changed yet.
+
+        Compiles on the way what these nodes need, and nothing else.
+
+        Raises:
+            CannotSwap: the steps have to be captured anew.
         """

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from tokenspeed.runtime.execution.graphs.base import GraphKind, Node
+from tokenspeed.runtime.execution.graphs.base import BodyEdit, CannotSwap, CaptureError, Graph, GraphKind, Node
+from tokenspeed.runtime.execution.graphs.cpu_swap import CpuSwap, CpuSwapper
+from tokenspeed.runtime.execution.graphs.launches import LaunchCall, OutsideCode
 from tokenspeed.runtime.execution.graphs.program import Program
 from tokenspeed.runtime.execution.graphs.recorder import StepRecorder
 from tokenspeed.runtime.execution.graphs.snapshot import Snapshotter
@@ -16,9 +18,18 @@ from tokenspeed.runtime.execution.graphs.snapshot import Snapshotter
 class CpuGraph:
     """A captured step. Launch nodes run the code as it was at the capture, whatever was edited since."""
 
-    def __init__(self, label: str, nodes: Sequence[Node], program: Program) -> None:
+    def __init__(
+        self,
+        label: str,
+        nodes: Sequence[Node],
+        program: Program,
+        launches: Sequence[LaunchCall] = (),
+        outside: OutsideCode | None = None,
+    ) -> None:
         self.label = label
         self.nodes = nodes
+        self.launches = launches
+        self.outside = outside or OutsideCode()
         self._program = program
 
     @property
@@ -39,7 +50,9 @@ class CpuGraphBackend:
     """
 
     def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
         self._snapshots = Snapshotter(packages)
+        self._outside = OutsideCode()
 
     def session(self) -> AbstractContextManager[None]:
         """Nothing has to be prepared."""
@@ -47,6 +60,18 @@ class CpuGraphBackend:
 
     def capture(self, step: Callable[[], None], *, label: str, kind: GraphKind = "decode") -> CpuGraph:
         """Run `step` once, concretely, and keep its operations. Raises CaptureError."""
-        recorder = StepRecorder(self._snapshots)
+        recorder = StepRecorder(self._snapshots, self._outside)
         program = recorder.record(step)
-        return CpuGraph(label, tuple(recorder.nodes), program)
+        return CpuGraph(label, tuple(recorder.nodes), program, tuple(recorder.launches), self._outside)
+
+    def prepare_swap(self, graphs: Sequence[Graph], edit: BodyEdit) -> list[CpuSwap]:
+        """See `GraphBackend`. Raises CannotSwap."""
+        recorded = [graph for graph in graphs if isinstance(graph, CpuGraph)]
+        swapper = CpuSwapper(self._packages, edit)
+        try:
+            swapper.check({id(graph.outside): graph.outside for graph in recorded}.values())
+            swaps = [swapper.swap(graph.launches) for graph in recorded]
+        except CaptureError as error:
+            raise CannotSwap(str(error)) from error
+        swapper.check_found()
+        return swaps

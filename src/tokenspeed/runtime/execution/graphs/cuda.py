@@ -10,8 +10,9 @@ from functools import cached_property
 
 import torch
 
-from tokenspeed.runtime.execution.graphs.base import CaptureError, GraphKind, Node
+from tokenspeed.runtime.execution.graphs.base import BodyEdit, CaptureError, Graph, GraphKind, Node
 from tokenspeed.runtime.execution.graphs.cuda_nodes import NodeReader, RawNode
+from tokenspeed.runtime.execution.graphs.cuda_swap import CudaSwap, CudaSwapper
 from tokenspeed.runtime.execution.graphs.triton_kernels import LoadedKernel, loaded_kernels
 from tokenspeed_kernel.jit import noted
 
@@ -70,14 +71,14 @@ class CudaGraph:
 
     `kernels` are the Triton kernels that were loaded when the generation was captured, by CUfunction. It holds them:
     what a graph launches must not be unloaded. `others` are what other compilers made, held likewise. The nodes are
-    read when somebody asks for them.
+    read when somebody asks for them. `moved` are those that launch another function than they were captured with.
     """
 
     def __init__(
         self,
         label: str,
         graph: torch.cuda.CUDAGraph,
-        kernels: Mapping[int, LoadedKernel],
+        kernels: dict[int, LoadedKernel],
         others: Sequence[object],
         reader: NodeReader,
     ):
@@ -85,6 +86,7 @@ class CudaGraph:
         self.graph = graph
         self.kernels = kernels
         self.others = others
+        self.moved: dict[int, int] = {}
         self._reader = reader
 
     @property
@@ -92,15 +94,36 @@ class CudaGraph:
         """Number of nodes: kernels, copies and fills."""
         return self._reader.count(self.graph.raw_cuda_graph())
 
-    @cached_property
+    @property
+    def executable(self) -> int:
+        """The cudaGraphExec_t that `replay` launches."""
+        return self.graph.raw_cuda_graph_exec()
+
+    @property
     def nodes(self) -> Sequence[Node]:
         """What each node does, in the order of the capture."""
         return [self._describe(node) for node in self.raw_nodes]
 
     @cached_property
     def raw_nodes(self) -> Sequence[RawNode]:
-        """The nodes of the template that `raw_cuda_graph` names, in the order of the capture."""
+        """The nodes of the template that `raw_cuda_graph` names, in the order and with the kernels of the capture."""
         return list(self._reader.read(self.graph.raw_cuda_graph()))
+
+    def launches(self) -> dict[int, list[int]]:
+        """The nodes that launch each function now."""
+        found: dict[int, list[int]] = {}
+        for node in self.raw_nodes:
+            if node.function is not None:
+                found.setdefault(self.moved.get(node.handle, node.function), []).append(node.handle)
+        return found
+
+    def hold(self, kernel: LoadedKernel) -> None:
+        """Keep a kernel that a node is to launch. The graphs of a generation share what they hold."""
+        self.kernels[kernel.function] = kernel
+
+    def release(self, kernel: LoadedKernel) -> None:
+        """Let go of a kernel that no node launches any more."""
+        self.kernels.pop(kernel.function, None)
 
     def replay(self) -> None:
         """Launch the step; returns before it is computed."""
@@ -109,9 +132,10 @@ class CudaGraph:
     def _describe(self, node: RawNode) -> Node:
         if node.function is None:
             return Node(node.kind)
-        kernel = self.kernels.get(node.function)
+        function = self.moved.get(node.handle, node.function)
+        kernel = self.kernels.get(function)
         if kernel is None:
-            return Node(self._reader.name(node.function))
+            return Node(self._reader.name(function))
         return Node(kernel.name, kernel.source.fn, kernel.specialisation)
 
 
@@ -152,6 +176,10 @@ class CudaGraphBackend:
             self._record(graph, step, memory, label)
         graph.instantiate()
         return CudaGraph(label, graph, self._kernels, self._others, self._reader)
+
+    def prepare_swap(self, graphs: Sequence[Graph], edit: BodyEdit) -> list[CudaSwap]:
+        """See `GraphBackend`. Raises CannotSwap."""
+        return CudaSwapper(self._reader, edit).prepare([graph for graph in graphs if isinstance(graph, CudaGraph)])
 
     def _record(self, graph: torch.cuda.CUDAGraph, step: Callable[[], None], memory: GraphMemory, label: str) -> None:
         graph.capture_begin(pool=memory.pool, capture_error_mode=CAPTURE_MODE)

@@ -1,4 +1,4 @@
-"""The nodes of a captured CUDA graph, read through cuda-bindings."""
+"""The nodes of a captured CUDA graph, read and written through cuda-bindings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed.runtime.execution.graphs.base import CaptureError
+from tokenspeed.runtime.execution.graphs.triton_kernels import LoadedKernel
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class RawNode:
 
 
 class NodeReader:
-    """Lists the nodes of graphs, given as cudaGraph_t; without cuda-bindings every list is empty."""
+    """Lists the nodes of graphs, given as cudaGraph_t, and exchanges their kernels; without cuda-bindings every list
+    is empty."""
 
     def __init__(self) -> None:
         self._driver: Any = None
@@ -33,6 +35,11 @@ class NodeReader:
             return False
         self._driver = driver
         return True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nodes can be read."""
+        return self._driver is not None
 
     def count(self, graph: int) -> int:
         """Number of nodes."""
@@ -68,7 +75,52 @@ class NodeReader:
             name = self._names[function] = "kernel" if failed else found[1].decode()
         return name
 
+    def write(self, executable: int, node: int, kernel: LoadedKernel) -> None:
+        """Let the executable of a graph launch `kernel` in a node, with arguments and grid of the template's node.
+
+        Args:
+            executable: a cudaGraphExec_t.
+            node: of its template.
+            kernel: takes the parameters that the node has.
+
+        Raises:
+            CaptureError: the driver refuses; the node is as it was.
+        """
+        handle, params = self._params(node, kernel)
+        driver = self._driver
+        self._call(driver.cuGraphExecKernelNodeSetParams(driver.CUgraphExec(init_value=executable), handle, params))
+
+    def write_template(self, node: int, kernel: LoadedKernel) -> None:
+        """The same for the node of the template itself."""
+        self._call(self._driver.cuGraphKernelNodeSetParams(*self._params(node, kernel)))
+
+    def parameters(self, function: int) -> list[tuple[int, int]]:
+        """Offset and size of each parameter of a kernel; nothing where the driver does not tell."""
+        driver, found = self._driver, list[tuple[int, int]]()
+        ask = getattr(driver, "cuFuncGetParamInfo", None)
+        while ask is not None:
+            answer = ask(driver.CUfunction(init_value=function), len(found))
+            if answer[0] != driver.CUresult.CUDA_SUCCESS:
+                break
+            found.append((int(answer[1]), int(answer[2])))
+        return found
+
+    def unload(self, module: int) -> None:
+        """Unload a CUmodule that nothing uses any more."""
+        self._call(self._driver.cuModuleUnload(self._driver.CUmodule(init_value=module)))
+
+    def _params(self, node: int, kernel: LoadedKernel) -> tuple[Any, Any]:
+        driver = self._driver
+        handle = driver.CUgraphNode(init_value=node)
+        params = self._call(driver.cuGraphKernelNodeGetParams(handle))[0]
+        params.func = driver.CUfunction(init_value=kernel.function)
+        params.blockDimX = kernel.threads
+        params.sharedMemBytes = kernel.shared
+        return handle, params
+
     def _call(self, answer: tuple[Any, ...]) -> tuple[Any, ...]:
         if answer[0] != self._driver.CUresult.CUDA_SUCCESS:
-            raise CaptureError(f"the nodes of a graph cannot be read ({answer[0].name}); start with --enforce-eager")
+            raise CaptureError(
+                f"the driver refuses what concerns a graph ({answer[0].name}); start with --enforce-eager"
+            )
         return answer[1:]

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tokenspeed.runtime.execution.graphs import refusals
 from tokenspeed.runtime.execution.graphs.arguments import ArgumentPlanner, children, tensors_in
 from tokenspeed.runtime.execution.graphs.base import Node
+from tokenspeed.runtime.execution.graphs.launches import LaunchCall, OutsideCode
 from tokenspeed.runtime.execution.graphs.program import Program, ProgramBuilder
 from tokenspeed.runtime.execution.graphs.reach import closure_values
 from tokenspeed.runtime.execution.graphs.snapshot import Snapshotter
@@ -33,12 +34,15 @@ class StepRecorder:
     """Keeps what a step does, as a program and its nodes.
 
     A tensor that no recorded operation returned (a weight, the KV pool, a static buffer) is held by
-    reference. A tensor that one returned lives in a register of the program.
+    reference. A tensor that one returned lives in a register of the program. `outside` is told which functions
+    run outside of launches.
     """
 
-    def __init__(self, snapshots: Snapshotter) -> None:
+    def __init__(self, snapshots: Snapshotter, outside: OutsideCode) -> None:
         self.nodes: list[Node] = []
+        self.launches: list[LaunchCall] = []
         self._snapshots = snapshots
+        self._code_outside = outside
         self._builder = ProgramBuilder()
         self._outside: dict[int, int] = {}
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
@@ -48,7 +52,13 @@ class StepRecorder:
 
     def record(self, step: Callable[[], None]) -> Program:
         """Run `step` once and return the program that repeats it."""
-        with torch.inference_mode(), recording(self), self._functions, _DispatchMode(self):
+        with (
+            torch.inference_mode(),
+            recording(self),
+            self._functions,
+            _DispatchMode(self),
+            self._code_outside.watched(),
+        ):
             step()
         return self._builder.build()
 
@@ -59,10 +69,10 @@ class StepRecorder:
         self.running = str(op)
         if torch.Tag.inplace_view in op.tags and not self._is_made(args[0]):
             raise refusals.reshaped_buffer(self.running)
-        call, inputs, _ = self._planner().plan(op._op, args, kwargs)
+        bind, inputs, _ = self._planner().plan(args, kwargs)
         result = run(op, args, kwargs)
         if not args or result is not args[0] or op._schema.is_mutable:
-            self._keep(Node(self.running), call, inputs, result)
+            self._keep(Node(self.running), bind(op._op), inputs, result)
             self._own_storages(args, kwargs, result)
         return result
 
@@ -76,11 +86,18 @@ class StepRecorder:
         for where, tensor in _hidden_tensors(function, args):
             if self._is_made(tensor):
                 raise refusals.hidden_argument(name, where)
-        with recording(None), self._functions.off(), torch._C._DisableTorchDispatch():
-            call, inputs, values = self._planner(self._snapshots.pin).plan(
-                self._snapshots.snapshot(function), args, kwargs
-            )
-            result = call(*values)
+        given: list[Any] = []
+
+        def pin(value: Any) -> Any:
+            pinned = self._snapshots.pin(value)
+            given.extend([] if pinned is value else [value])
+            return pinned
+
+        with recording(None), self._functions.off(), self._code_outside.away(), torch._C._DisableTorchDispatch():
+            bind, inputs, values = self._planner(pin).plan(args, kwargs)
+            call = LaunchCall(name, function, bind, self._snapshots.snapshot(function), values, given)
+            result = call.first(values)
+        self.launches.append(call)
         self._keep(node, call, inputs, result)
         return result
 

@@ -81,6 +81,11 @@ class Snapshotter:
         self._finish()
         return copy
 
+    def originals(self, value: Any) -> set[int]:
+        """Identities of everything that a snapshot of `value` has to copy. Raises CaptureError."""
+        self.pin(value)
+        return set(self._copies)
+
     def _finish(self) -> None:
         """Fill all that was made empty. Iterative: the call graph of a kernel may be deep."""
         if self._finishing:

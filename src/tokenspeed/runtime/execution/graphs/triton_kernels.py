@@ -20,6 +20,21 @@ class LoadedKernel:
     compiled: Any
     """The `CompiledKernel`; while it is held its code stays loaded."""
 
+    @property
+    def function(self) -> int:
+        """Its CUfunction."""
+        return int(self.compiled.function)
+
+    @property
+    def threads(self) -> int:
+        """Of one block."""
+        return 32 * int(self.compiled.metadata.num_warps)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory of one block."""
+        return int(self.compiled.metadata.shared)
+
 
 def loaded_kernels(packages: Sequence[str]) -> Iterator[tuple[int, LoadedKernel]]:
     """Every specialisation that was launched of a kernel defined in `packages`, by its CUfunction."""
