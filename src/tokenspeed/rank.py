@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -36,8 +36,8 @@ def main() -> int:
     # Ctrl-C in a terminal reaches the whole process group; the front decides when a rank ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hook.let_threads_sleep()
-    generation, kept = committed(args.run_dir)
-    reloader = install_reloader(args.run_dir, kept)
+    before = committed(args.run_dir)
+    reloader = install_reloader(args.run_dir, before.modules if before is not None else {})
 
     from tokenspeed.runtime.engine.signs import Signs
 
@@ -46,7 +46,8 @@ def main() -> int:
     from tokenspeed.runtime.engine.process import run
 
     keeper = None if args.keeper_fd is None else socket.socket(fileno=args.keeper_fd)
-    exit_code = run(args.run_dir, args.rank, reloader, generation, keeper)
+    generation, tactics = (0, None) if before is None else (before.generation, before.tactics)
+    exit_code = run(args.run_dir, args.rank, reloader, generation, tactics, keeper)
     if keeper is not None:
         keeper.close()
     if exit_code:
@@ -64,19 +65,27 @@ def install_reloader(run_dir: Path, kept: Mapping[str, Origin]) -> Reloader | No
     return hook.install_reloader(options["reload_overlay"], kept) if options["allow_reload_forward"] else None
 
 
-def committed(run_dir: Path) -> tuple[int, dict[str, Origin]]:
-    """The generation that ranks before this one served, with its modules; 0 and none for the first ranks."""
+class Before(NamedTuple):
+    """What ranks before this one ran: the number of its generation, its modules, and what `Tactics.in_use` gave."""
+
+    generation: int
+    modules: dict[str, Origin]
+    tactics: dict[str, Any]
+
+
+def committed(run_dir: Path) -> Before | None:
+    """What the ranks that this one replaces ran; None for the first ranks."""
     try:
         data = (run_dir / COMMITTED_FILE).read_bytes()
     except FileNotFoundError:
-        return 0, {}
+        return None
     # Not as the protocol's type, which lies in a module that is about to be imported from these sources.
     known: dict[str, Any] = msgspec.msgpack.decode(data)
     modules = {
         name: Origin(SourceText(module["path"], module["data"]), module["origin"])
         for name, module in known["modules"].items()
     }
-    return known["generation"], modules
+    return Before(known["generation"], modules, known["tactics"])
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ Tactic = Mapping[str, int]
 FORMAT = 1
 CALLS = 4
 REPEATS = 7
+ANY_SOURCE = ""
+"""In the place of a hash: of a tactic that was in use with the code that runs, whatever it was found for."""
 SWEEP_BYTES = 128 << 20
 """More than any GPU's L2 cache."""
 log = logging.getLogger(__name__)
@@ -70,10 +72,10 @@ class Tactics:
         # An edit of the kernel may have given it other arguments.
         if tactic is not None and tactic.keys() == candidates[0].keys():
             return tactic
-        key = f"{kernel}|{','.join(map(str, bucket))}"
+        key = _key(kernel, bucket)
         source = source_hash(run.__module__)
         known = self.found.get(key)
-        if known is None or known.source != source or dict(known.tactic) not in map(dict, candidates):
+        if known is None or known.source not in (source, ANY_SOURCE) or dict(known.tactic) not in map(dict, candidates):
             known = Tuned(candidates[0], 0.0, source)
             if self._is_open:
                 known = self.found[key] = self._tune(candidates, run, source)
@@ -125,6 +127,18 @@ class Tactics:
             for key, tuned in sorted(self.found.items())
         }
 
+    def in_use(self) -> dict[str, Any]:
+        """What `export` gives, with what calls of this process have taken in its place.
+
+        A rank that takes this over and runs the same code cuts its kernels up alike, although their modules have been
+        edited since they were tuned.
+        """
+        taken = {
+            _key(kernel, bucket): {"tactic": dict(tactic), "us": 0.0, "source": ANY_SOURCE}
+            for (kernel, bucket), tactic in self._quick.items()
+        }
+        return {**self.export(), **taken}
+
     def install(self, table: Mapping[str, Any]) -> None:
         """Take over what `export` gave."""
         self.found = {
@@ -156,6 +170,10 @@ class Tactics:
     def _note(self, text: str) -> None:
         self.notes.append(text)
         log.warning("%s", text)
+
+
+def _key(kernel: str, bucket: tuple[Any, ...]) -> str:
+    return f"{kernel}|{','.join(map(str, bucket))}"
 
 
 def _replay_time(call: Callable[[], object]) -> float:

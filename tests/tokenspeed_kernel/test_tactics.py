@@ -105,6 +105,22 @@ def test_what_was_found_for_other_code_is_timed_again(tmp_path: Path, change: st
     assert len(again.notes) == len(CANDIDATES)
 
 
+def test_a_rank_that_replaces_another_takes_what_that_one_used_although_its_code_was_edited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Timed()
+    with first.window():
+        assert [pick(first, 8), pick(first, 16)] == [32, 32]
+    first._quick.pop(("norm.scale.triton", (16,)))  # as if no step had come to it yet
+    monkeypatch.setattr(module, "source_hash", lambda name: "edited")
+    assert pick(first, 8) == 32
+    assert pick(first, 99) == 16
+    second = Timed()
+    second.install(json.loads(json.dumps(first.in_use())))
+    assert [pick(second, size) for size in (8, 16, 99)] == [pick(first, size) for size in (8, 16, 99)] == [32, 16, 16]
+    assert second.notes == []
+
+
 def test_a_kernel_whose_arguments_changed_takes_its_default() -> None:
     table = Timed()
     with table.window():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,10 +18,12 @@ class CommittedCode:
     def __init__(self) -> None:
         self._generation = 0
         self._modules: dict[str, ModuleCode] = {}
+        self._tactics: dict[str, Any] = {}
 
     def take(self, message: Committed) -> None:
         """Note what serves from now on."""
         self._generation = message.generation
+        self._tactics = message.tactics
         self._modules.update(message.modules)
         for name in message.forgotten:
             self._modules.pop(name, None)
@@ -28,5 +31,5 @@ class CommittedCode:
     def write(self, directory: Path) -> None:
         """Leave it for the ranks that are about to start in `directory`."""
         if self._modules:
-            whole = Committed(generation=self._generation, modules=self._modules)
+            whole = Committed(generation=self._generation, modules=self._modules, tactics=self._tactics)
             (directory / COMMITTED_FILE).write_bytes(msgspec.msgpack.encode(whole))

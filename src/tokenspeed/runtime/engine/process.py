@@ -6,7 +6,9 @@ import logging
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -44,6 +46,7 @@ def run(
     rank: int,
     reloader: Reloader | None,
     generation: int,
+    tactics: Mapping[str, Any] | None = None,
     keeper: socket.socket | None = None,
 ) -> int:
     """Serve as `rank` until the front says stop.
@@ -53,6 +56,7 @@ def run(
         rank: of this process.
         reloader: what has recorded the code that runs; None where reloads are not permitted.
         generation: number of that code.
+        tactics: of the ranks that this one replaces; None for a first one.
         keeper: leads to the front, which keeps the memory of the weights; None where that is not wanted.
 
     Returns:
@@ -67,7 +71,7 @@ def run(
     try:
         channel.open()
         kept = None if keeper is None else KeptWeights(keeper)
-        startup = Startup(config, channel, outbox, generation, kept)
+        startup = Startup(config, channel, outbox, generation, tactics, kept)
         startup.seconds["import"] = time.time() - psutil.Process().create_time()
         _serve(startup, reloader)
     except TokenSpeedError as error:

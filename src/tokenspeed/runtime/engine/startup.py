@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 import psutil
@@ -51,14 +52,15 @@ from tokenspeed_kernel.jit import count_compiles
 from tokenspeed_kernel.ops.attention import plan_decode_attention
 from tokenspeed_kernel.ops.attention.backends import order_of
 from tokenspeed_kernel.progress import PROGRESS
+from tokenspeed_kernel.tactics import TACTICS
 from tokenspeed_kernel.workspace import WORKSPACE
 
 
 class Startup:
     """Does the start-up phases of one rank and times them; `executor`, `scheduler` and `info` are the outcome.
 
-    `generation` is the number of the code that runs: that of other ranks, where this one takes their place. `kept` is
-    where their weights may be; None where nobody keeps them.
+    `generation` is the number of the code that runs: that of other ranks, where this one takes their place. `tactics`
+    are theirs, and None for a first rank. `kept` is where their weights may be; None where nobody keeps them.
     """
 
     def __init__(
@@ -67,12 +69,14 @@ class Startup:
         channel: Channel,
         outbox: Outbox,
         generation: int = 0,
+        tactics: Mapping[str, Any] | None = None,
         kept: KeptWeights | None = None,
     ):
         self.config = config
         self.channel = channel
         self.outbox = outbox
         self.generation = generation
+        self.tactics = tactics
         self.kept = kept
         self.weights_kept = False
         """Whether the weights are those that lost ranks have left."""
@@ -184,6 +188,8 @@ class Startup:
         self._warm()
         with self._phase("measure") as progress:
             generations = 2 if self.config.reload.allow_reload_forward else 1
+            if self.tactics is not None:
+                generations = 0  # the size of the cache is known: all has fitted once
             use = measure(self.executor, generations, progress)
             progress(str(use))
         return MemoryBudget(use.left(self.config.cache.gpu_memory_utilization), use.left(1.0))
@@ -229,6 +235,9 @@ class Startup:
         return source
 
     def _tune(self, model: CausalLM, progress: Callable[[str], None]) -> None:
+        if self.tactics is not None:
+            TACTICS.install(self.tactics)  # others might round otherwise
+            return
         plan = plan_capture(self.config, self.device.type)
         tune(self.config.kernels, self.channel, model, self.shape, plan, self.max_model_len, self.device, progress)
 

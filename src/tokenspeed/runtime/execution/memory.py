@@ -55,7 +55,7 @@ def measure(executor: Executor, generations: int, progress: Callable[[str], None
 
     Args:
         executor: warmed, with a pool that has the scratch block at least.
-        generations: of captured steps that will exist at once.
+        generations: of captured steps that will exist at once; with 0 their executables are not measured.
         progress: gets one line for each part.
     """
     device = executor.buffers.device
@@ -63,7 +63,8 @@ def measure(executor: Executor, generations: int, progress: Callable[[str], None
     step = _peak(executor.run_largest, device)
     # The steps from here on are captured: what kernels share has its size now.
     progress(f"workspace {gib(WORKSPACE.freeze(device))}")
-    graphs = sum(_graph_bytes(executor, kind, sizes, generations, progress) for kind, sizes in _ladders(executor))
+    ladders = _ladders(executor) if generations else []
+    graphs = sum(_graph_bytes(executor, kind, sizes, generations, progress) for kind, sizes in ladders)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

@@ -78,13 +78,14 @@ class Committed(Message, frozen=True):
 
     `modules` are those that were not told before, by name, with what they run now; `forgotten` are those that were told
     and run no more. `reply` is that of the reload that committed: it is sent later, but says so whatever becomes of the
-    ranks.
+    ranks. `tactics` is what `Tactics.in_use` gives.
     """
 
     generation: int
     modules: dict[str, ModuleCode]
     forgotten: list[str] = msgspec.field(default_factory=list)
     reply: CallReply | None = None
+    tactics: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class StepFailed(Message, frozen=True):

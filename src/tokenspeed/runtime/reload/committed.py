@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tokenspeed.runtime.protocol.reports import CallReply, Committed
 from tokenspeed.runtime.protocol.state import ModuleCode
+from tokenspeed_kernel.tactics import TACTICS
 from tokenspeed_reload import Reloader, SourceText
 
 
@@ -34,7 +35,15 @@ class CommittedCode:
             record.name: ModuleCode(path=record.source.path, data=record.source.data, origin=record.origin)
             for record in news
         }
-        self.send(Committed(generation=self.generation(), modules=modules, forgotten=forgotten, reply=reply))
+        self.send(
+            Committed(
+                generation=self.generation(),
+                modules=modules,
+                forgotten=forgotten,
+                reply=reply,
+                tactics=TACTICS.in_use(),
+            )
+        )
 
     def tell_imports(self) -> None:
         """Tell the modules that were imported since; costs nothing where there are none."""
