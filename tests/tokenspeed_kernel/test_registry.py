@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tokenspeed_kernel.launch import recording
-from tokenspeed_kernel.overrides import override
+from tokenspeed_kernel.overrides import assignments, override
 from tokenspeed_kernel.registry import REGISTRY, Kernel, KernelError, Registry, Request, register_kernel
 
 CPU = torch.device("cpu")
@@ -229,3 +229,31 @@ def test_an_override_that_cannot_be_followed_says_who_asked() -> None:
         registry.permit(["norm.scale=fast"])
     with pytest.raises(KernelError, match=r"--kernel norm.shift=gpu names no operation"):
         registry.permit(["norm.shift=gpu"])
+
+
+def test_what_an_engine_was_started_with_holds_whatever_is_wished_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    for mode in ("flag", "variable", "context", "none"):
+        for solution in ("a", "b", "c"):
+            registry.register(Kernel(f"norm.{mode}.{solution}", lambda: None, "norm", mode, solution))
+
+    def chosen() -> list[str]:
+        modes = ("flag", "variable", "context", "none")
+        return [registry.select("norm", mode, CPU, torch.float32).solution for mode in modes]
+
+    registry.permit(["norm.flag=b"])
+    monkeypatch.setenv("TOKENSPEED_KERNEL_NORM_VARIABLE", "b")
+    with override(**{"norm.context": "b"}):
+        wishes = registry.overrides.now()
+        assert assignments() == ("norm.context=b",)
+    registry.overrides.flags.clear()
+    registry.permit(["norm.flag=c", "norm.none=c"])
+    monkeypatch.setenv("TOKENSPEED_KERNEL_NORM_VARIABLE", "c")
+    with override(**{"norm.context": "c"}):
+        assert chosen() == ["c", "c", "c", "c"]
+        with wishes.resumed():
+            assert chosen() == ["b", "b", "b", "a"]
+            with override(**{"norm.flag": "c"}):
+                assert chosen() == ["c", "b", "b", "a"]
+        assert chosen() == ["c", "c", "c", "c"]
+    assert assignments() == ()

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.judge import Judge, in_start
 from tokenspeed.server.link import bind_address
 from tokenspeed.server.ranks import FAILED_MESSAGE_GRACE, RANK_COMMAND
+from tokenspeed_kernel.overrides import assignments
 
 POLL_MS = 200
 """Longest wait before the processes are looked at."""
@@ -52,7 +54,8 @@ class SpawnedEngine:
 
     def start(self) -> EngineInfo:
         """See `Engine`."""
-        (self._run_dir / "config.json").write_bytes(msgspec.json.encode(self._config))
+        config = following_contexts(self._config)
+        (self._run_dir / "config.json").write_bytes(msgspec.json.encode(config))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._to_rank0 = self._open(zmq.PUSH, "to_rank0")
         self._from_ranks = self._open(zmq.PULL, "from_rank0")
@@ -154,3 +157,9 @@ class SpawnedEngine:
         code = ended[rank]
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return EngineLost(f"rank {rank} ended with {how}; see its messages above", rank=rank)
+
+
+def following_contexts(config: Config) -> Config:
+    """`config` with the kernels that an `override` around the caller asks for, which ranks cannot see."""
+    kernel = (*(config.kernels.kernel or ()), *assignments())
+    return replace(config, kernels=replace(config.kernels, kernel=kernel or None))

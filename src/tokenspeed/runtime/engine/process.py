@@ -149,7 +149,7 @@ def build(
 def _forward_reload(
     startup: Startup, channel: Channel, outbox: Outbox, reloader: Reloader, blackbox: BlackBox
 ) -> ForwardReload:
-    plans = Plans(startup.executor)
+    plans = Plans(startup.executor, startup.wishes)
     reloader.prepare()
     reloader.add_participant(REGISTRY)
     reloader.add_participant(plans)

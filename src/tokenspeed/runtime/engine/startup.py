@@ -52,6 +52,7 @@ from tokenspeed_kernel.jit import count_compiles
 from tokenspeed_kernel.ops.attention import plan_decode_attention
 from tokenspeed_kernel.ops.attention.backends import order_of
 from tokenspeed_kernel.progress import PROGRESS
+from tokenspeed_kernel.registry import REGISTRY
 from tokenspeed_kernel.tactics import TACTICS
 from tokenspeed_kernel.workspace import WORKSPACE
 
@@ -109,6 +110,7 @@ class Startup:
             for sentence in missing_parts(self.device, self.config.model.device):
                 progress(sentence)
             apply_flags(self.config.kernels)
+            self.wishes = REGISTRY.overrides.now()
         with self._phase("resolve"):
             found = self.kept is not None and self.kept.fetch()
             self.source = self._resolve(need_weights=not found)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed_kernel.ops.attention.backends import order_of
+from tokenspeed_kernel.overrides import Wishes
 from tokenspeed_kernel.registry import Kernel
 
 State = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
@@ -19,10 +20,14 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 class Plans:
-    """Takes part in reloads for the layers of `executor`, whose attributes a plan sets."""
+    """Takes part in reloads for the layers of `executor`, whose attributes a plan sets.
 
-    def __init__(self, executor: Executor):
+    `wishes` for kernels are those of the start: flags, environment and contexts may be others by now.
+    """
+
+    def __init__(self, executor: Executor, wishes: Wishes):
         self.executor = executor
+        self.wishes = wishes
         self._before: State = []
 
     def snapshot(self) -> tuple[State, Any]:
@@ -56,7 +61,8 @@ class Plans:
         Raises:
             Exception: whatever an edited plan raises; a snapshot of before is to be restored.
         """
-        self.executor.plan_again()
+        with self.wishes.resumed():
+            self.executor.plan_again()
         refused = self._keep_kernels_of_the_cache()
         for module, before, _ in self._before:
             attributes = vars(module)

@@ -18,6 +18,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """What a compiler may write for a terminal."""
 
 Fault = dict[str, Any]
+Told = tuple[BaseException, traceback.FrameSummary]
 
 
 class PlacedError(TokenSpeedError):
@@ -47,7 +48,11 @@ def describe(error: BaseException, edited_files: Mapping[str, str], own_files: C
             "text": error.text,
             "trace": [],
         }
-    frames = [*traceback.extract_tb(error.__traceback__), *_told_place(error, own_files)]
+    frames = list(traceback.extract_tb(error.__traceback__))
+    told = _told_place(error, edited_files, own_files)
+    if told is not None:
+        error, place = told
+        frames.append(place)
     own = [frame for frame in frames if frame.filename in own_files]
     edited = [frame for frame in own if frame.filename in edited_files]
     if isinstance(error, PlacedError):
@@ -70,9 +75,23 @@ def describe(error: BaseException, edited_files: Mapping[str, str], own_files: C
     }
 
 
-def _told_place(error: BaseException, own_files: Collection[str]) -> list[traceback.FrameSummary]:
-    """Where in our files the error itself says that it is: CuTe's tracer raises elsewhere than where it read."""
-    file, line = getattr(error, "filename", None), getattr(error, "line", None)
-    if not isinstance(file, str) or not isinstance(line, int) or file not in own_files:
-        return []
-    return [traceback.FrameSummary(file, line, "kernel")]
+def _told_place(error: BaseException, edited_files: Mapping[str, str], own_files: Collection[str]) -> Told | None:
+    """The innermost of the causes that says itself where in our files it is, as compilers of kernels do.
+
+    They raise where they were called from. CuTe's tracer names file and line; Triton's compiler has the text of the
+    function, in which its node has a line.
+    """
+    told: Told | None = None
+    cause: BaseException | None = error
+    while cause is not None:
+        file, line = getattr(cause, "filename", None), getattr(cause, "line", None)
+        source, in_source = getattr(cause, "src", None), getattr(getattr(cause, "node", None), "lineno", None)
+        if isinstance(file, str) and isinstance(line, int) and file in own_files:
+            told = cause, traceback.FrameSummary(file, line, "kernel")
+        elif isinstance(source, str) and isinstance(in_source, int):
+            for file, text in edited_files.items():
+                before, found, _ = text.partition(source)
+                if found:
+                    told = cause, traceback.FrameSummary(file, before.count("\n") + in_source, "kernel")
+        cause = cause.__cause__
+    return told

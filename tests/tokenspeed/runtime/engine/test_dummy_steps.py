@@ -101,7 +101,7 @@ def test_attention_for_another_layout_of_the_cache_is_named_and_not_taken(
         calls.append(args)
         return reference.decode(*args)
 
-    plans, executor = Plans(engine.executor), engine.executor
+    plans, executor = Plans(engine.executor, engine.startup.wishes), engine.executor
     state = plans.snapshot()
     REGISTRY.register(Kernel("attention.decode.new", decode, "attention", "decode", "new", priority=99))
     more = {**backends.BACKENDS, "new": backends.Backend(("new",), order)}

@@ -60,3 +60,33 @@ def test_an_error_that_says_where_it_is_does_so_in_plain_text(tmp_path: Path) ->
     assert (fault["file"], fault["line"], fault["text"]) == (Refused.filename, 2, "return y")
     assert fault["error"] == "Refused: error: bad"
     assert elsewhere["file"] == __file__
+
+
+KERNELS = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def scale(x):
+    return x * {factor}
+
+@triton.jit
+def kernel(x):
+    tl.store(x, scale(tl.load(x)))
+"""
+
+
+@pytest.mark.parametrize("factor", ["no_such_name", "tl.no_such_function(x)", "(2 if x > 0 else y)"])
+def test_a_line_that_triton_does_not_compile_is_named(tmp_path: Path, factor: str) -> None:
+    triton = pytest.importorskip("triton", reason="the extra [gpu] is not installed")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    path = tmp_path / "kernels.py"
+    text = KERNELS.format(factor=factor)
+    module = load(path, text)
+    with pytest.raises(Exception) as raised:
+        triton.compile(ASTSource(module.kernel, {"x": "*fp32"}, {}), target=GPUTarget("cuda", 90, 32))
+    fault = describe(raised.value, {str(path): text}, {str(path)})
+    assert (fault["file"], fault["text"]) == (str(path), f"return x * {factor}")
+    assert fault["error"].startswith("CompilationError: ")

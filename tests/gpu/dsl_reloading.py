@@ -1,0 +1,125 @@
+"""A program that serves with chosen kernels and edits them: `python dsl_reloading.py MODEL SCRATCH DEVICE LANGUAGE`.
+
+One operation is chosen by a flag, one by the environment and one by a context manager, which is left before the first
+reload. It prints what happened as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.reloading import Program
+
+
+@dataclass(frozen=True)
+class Language:
+    """What is chosen, and edits of it: module, what stands there, what comes there."""
+
+    flags: tuple[str, ...]
+    variables: tuple[str, ...]
+    context: tuple[str, ...]
+    edits: tuple[tuple[str, str, str], ...]
+
+
+LANGUAGES = {
+    "torch": Language(
+        ("attention.decode=reference",),
+        ("sampling.sample=reference",),
+        ("attention.extend=reference",),
+        (
+            (
+                "tokenspeed_kernel.ops.attention.reference",
+                "return out.transpose(1, 2)",
+                "return out.transpose(1, 2) * 0.5",
+            ),
+        ),
+    ),
+    "gluon": Language(
+        ("activation.silu_and_mul=gluon",),
+        ("embedding.embedding=reference",),
+        ("rope.rope_and_write_kv=reference",),
+        (
+            (
+                "tokenspeed_kernel.ops.activation.gluon",
+                "(active * up.to(gl.float32))",
+                "(active * up.to(gl.float32) * 0.5)",
+            ),
+            ("tokenspeed_kernel.ops.norm.triton", "(normal * gain)", "(normal * gain * 0.5)"),
+        ),
+    ),
+    "cute": Language(
+        ("norm.rms_norm=cute",),
+        ("activation.silu_and_mul=gluon",),
+        ("norm.add_rms_norm=cute",),
+        (
+            (
+                "tokenspeed_kernel.ops.norm.cute_kernels",
+                "(normal * weight[column].to(cutlass.Float32))",
+                "(normal * weight[column].to(cutlass.Float32) * 0.5)",
+            ),
+        ),
+    ),
+}
+
+
+def main(model: Path, scratch: Path, device: str, language: str) -> dict[str, Any]:
+    """Serve, edit each kernel, break it, and put it back."""
+    chosen = LANGUAGES[language]
+    for assignment in chosen.variables:
+        operation, _, solution = assignment.partition("=")
+        os.environ[f"TOKENSPEED_KERNEL_{operation.replace('.', '_').upper()}"] = solution
+    program = Program(model, scratch, device)
+    program.config = replace(program.config, kernels=replace(program.config.kernels, kernel=chosen.flags))
+    from tokenspeed_kernel.overrides import override
+
+    with override(**dict(assignment.split("=") for assignment in chosen.context)):
+        program.start()
+    for assignment in chosen.variables:
+        operation, _, _ = assignment.partition("=")
+        del os.environ[f"TOKENSPEED_KERNEL_{operation.replace('.', '_').upper()}"]
+    told: dict[str, Any] = {"original": program.serve("original"), "kernels": kernels(program)}
+    for number, (module, old, new) in enumerate(chosen.edits):
+        edit = told[f"edit {number}"] = {"module": module}
+
+        def reload(tag: str, edit: dict[str, Any] = edit, number: int = number) -> None:
+            program.call_reload()
+            program.finish()
+            edit[tag] = {
+                "reply": program.reply(),
+                "answers": program.serve(f"{tag}-{number}"),
+                "kernels": kernels(program),
+                "captured": captured(program),
+            }
+
+        program.edit(module, old, new)
+        reload("changed")
+        program.edit(module, "0.5", "no_such_name")
+        reload("broken")
+        program.restore()
+        reload("restored")
+    return told
+
+
+def kernels(program: Program) -> list[str]:
+    """Names of the kernels that the layers hold."""
+    from tokenspeed_kernel.registry import Kernel
+
+    executor = program.loop.executor
+    held = [value for module in executor.model.modules() for value in vars(module).values()]
+    return sorted({kernel.name for kernel in (*held, executor.sample_kernel) if isinstance(kernel, Kernel)})
+
+
+def captured(program: Program) -> list[str]:
+    """What the largest graphs launch: on a CPU kernels by name, on a GPU functions with their modules."""
+    generation = program.loop.executor.generation
+    nodes = [node for graphs in (generation.decode, generation.prefill) for node in graphs[max(graphs)].nodes]
+    return sorted({f"{getattr(node.function, '__module__', '')} {node.name}" for node in nodes})
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])))

@@ -1,0 +1,104 @@
+"""Edits of kernels in Triton, Gluon and CuTe DSL while an engine serves that was told to use them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.dsl_reloading import LANGUAGES
+
+cases = pytest.mark.parametrize(
+    ("device", "language"), [("cpu", "torch"), ("cuda", "gluon"), ("cuda", "cute")], scope="module"
+)
+CAPTURED = {
+    "torch": ("attention.decode.reference", "attention.extend.reference"),
+    "gluon": ("ops.activation.gluon silu_and_mul_kernel", "ops.norm.triton rms_norm_kernel"),
+    "cute": ("kernel_cutlass_rms_norm_kernel", "ops.activation.gluon silu_and_mul_kernel"),
+}
+"""What a captured step launches of what was chosen."""
+NOT_CAPTURED = {
+    "torch": ("trimmed",),
+    "gluon": ("ops.activation.triton", "ops.embedding.triton", "ops.rope.triton"),
+    "cute": ("ops.norm.triton", "ops.activation.triton"),
+}
+
+
+@pytest.fixture(scope="module")
+def told(
+    device: str, language: str, tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What `dsl_reloading.py` did, in float32: answers do not depend on the size of a batch."""
+    if language == "cute" and importlib.util.find_spec("nvidia_cutlass_dsl") is None:
+        pytest.skip("CuTe DSL is not installed")
+    scratch = tmp_path_factory.mktemp("dsl")
+    command = [sys.executable, "-m", "tests.gpu.dsl_reloading", str(tiny(dtype="float32")), str(scratch)]
+    root = Path(__file__).parents[2]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)]),
+        "TRITON_CACHE_DIR": str(scratch / "triton"),  # what an earlier run compiled would not be counted
+    }
+    done = subprocess.run(
+        [*command, device, language],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def edits(told: dict[str, Any]) -> list[dict[str, Any]]:
+    return [told[name] for name in sorted(told) if name.startswith("edit ")]
+
+
+@cases
+def test_an_edited_kernel_is_compiled_counted_and_serves(told: dict[str, Any], device: str, language: str) -> None:
+    assert len(edits(told)) == len(LANGUAGES[language].edits)
+    for edit in edits(told):
+        reply = edit["changed"]["reply"]
+        assert reply["success"], reply
+        assert (reply["jit"]["compiled"] >= 1) == (device == "cuda"), reply
+        assert (reply["jit"]["seconds"] > 0) == (device == "cuda"), reply
+        assert reply["stale"] == [], reply
+        assert edit["changed"]["answers"] != told["original"]
+        assert edit["restored"]["reply"]["success"], edit["restored"]["reply"]
+        assert edit["restored"]["answers"] == told["original"]
+
+
+@cases
+def test_a_kernel_that_does_not_compile_is_undone_and_its_line_named(told: dict[str, Any], language: str) -> None:
+    for edit, (module, _, new) in zip(edits(told), LANGUAGES[language].edits, strict=True):
+        reply = edit["broken"]["reply"]
+        assert not reply["success"]
+        assert reply["phase"] in ("warm", "graphs"), reply
+        assert reply["undone"]
+        assert reply["file"].endswith(f"{module.replace('.', '/')}.py"), reply
+        assert new.replace("0.5", "no_such_name") in reply["text"], reply
+        assert "no_such_name" in reply["error"], reply
+        assert edit["broken"]["answers"] == edit["changed"]["answers"]
+
+
+@cases
+def test_what_was_chosen_at_the_start_is_what_is_warmed_and_captured(told: dict[str, Any], language: str) -> None:
+    chosen = LANGUAGES[language]
+    names = {assignment.replace("=", ".") for assignment in (*chosen.flags, *chosen.variables, *chosen.context)}
+    assert names <= set(told["kernels"])
+    for edit in edits(told):
+        for tag in ("changed", "broken", "restored"):
+            assert edit[tag]["kernels"] == told["kernels"], tag
+            launched = "\n".join(edit[tag]["captured"])
+            assert all(sign in launched for sign in CAPTURED[language]), launched
+            assert not any(sign in launched for sign in NOT_CAPTURED[language]), launched
