@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from types import FunctionType, ModuleType
+from collections.abc import Iterator
+from itertools import chain
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 from tokenspeed_reload.adapters.containers import CONTAINERS, merge_container
@@ -18,6 +20,8 @@ from tokenspeed_reload.values import attributes_of, home_told, is_a, is_atom, sa
 LEFT = "the name stands for another object now; this one goes on where it came from"
 
 _DERIVED = (dict, list, set)
+_MAPPINGS = (dict, MappingProxyType)
+_PLAIN = (*_MAPPINGS, list, set, frozenset)
 
 
 def bind(module: ModuleInputs, namespace: dict[str, Any], old: dict[str, Any], merge: Merge) -> None:
@@ -74,7 +78,22 @@ def _merge_value(module: ModuleInputs, name: str, held: Any, value: Any, where: 
         pairs = enumerate(zip(held, value, strict=True))
         items = tuple(merge.merge(old, new, f"{where}[{i}]") for i, (old, new) in pairs)
         return held if all(map(same_value, items, held)) else items
+    if id(value) in merge.young and id(held) not in merge.new_of and _is_alike(held, value, merge):
+        merge.follow(held, value)
+        return held
     return value
+
+
+def _is_alike(held: Any, value: Any, merge: Merge) -> bool:
+    """True for a container that was built anew and holds what it held, in the same order."""
+    if type(value) not in _PLAIN or type(held) is not type(value) or len(held) != len(value):
+        return False
+    before, now = (_parts(container) for container in (held, value))
+    return all(same_value(part, merge.resolve(other)) for part, other in zip(before, now, strict=True))
+
+
+def _parts(container: Any) -> Iterator[Any]:
+    return chain.from_iterable(container.items()) if type(container) in _MAPPINGS else iter(container)
 
 
 def follows_in_place(value: Any, merge: Merge) -> bool:

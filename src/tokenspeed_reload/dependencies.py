@@ -106,7 +106,7 @@ def home_of(value: Any) -> str | None:
 def used_by_objects(name: str, namespace: Mapping[str, Any]) -> set[str]:
     """The modules whose objects the namespace of module `name` holds, directly or in a container."""
     found: set[str] = set()
-    for value in list(namespace.values()):
+    for value in [value for key, value in list(namespace.items()) if key != "__builtins__"]:
         inner: Iterable[Any] = ()
         if type(value) is dict:
             inner = list(value.values())

@@ -126,7 +126,9 @@ class Substitution:
         candidates = [*merge.discarded, *built, object()]
         counts: Counter[int] = Counter()
         known = set(map(id, candidates))
-        for holder in (built, merge.young, *merge.young.values(), merge.discarded, merge.new_of, self._kept):
+        # The dict of an instance may be younger than the instance.
+        states = [s for s in map(attributes_of, merge.discarded) if s is not None and id(s) not in merge.young]
+        for holder in (built, merge.young, *merge.young.values(), *states, merge.discarded, merge.new_of, self._kept):
             counts.update(key for key in map(id, gc.get_referents(holder)) if key in known)
         counts.update(key for key in map(id, merge.live_of.values()) if key in known)
         references = [sys.getrefcount(candidate) - counts[id(candidate)] for candidate in candidates]
