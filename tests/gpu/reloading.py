@@ -130,9 +130,10 @@ class Program:
 
     def edit(self, module: str, old: str, new: str) -> None:
         """Put an edited copy of the module's file into the overlay."""
-        source = Path(str(importlib.import_module(module).__file__))
-        root = len(module.split("."))
-        target = self.overlay.joinpath(*source.parts[-root:])
+        package, *rest = module.split(".")
+        # The module's own `__file__` may be in the overlay.
+        source = Path(str(importlib.import_module(package).__file__)).parent.joinpath(*rest).with_suffix(".py")
+        target = self.overlay.joinpath(package, *rest).with_suffix(".py")
         target.parent.mkdir(parents=True, exist_ok=True)
         text = target.read_text() if target.exists() else source.read_text()
         assert old in text, f"{old!r} is not in {source}"
