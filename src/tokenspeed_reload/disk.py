@@ -36,7 +36,7 @@ class Disk:
         file = self._finder.overlay_file(record.name) or record.origin
         for path in (file, _other_form(file)):
             try:
-                return SourceText(path, Path(path).read_bytes())
+                return SourceText(path, _content(path))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
@@ -51,7 +51,7 @@ class Disk:
             reloadable = within(name, self._packages) and self._records.live(name) is not None
             if source is None:
                 found.append(Change(name, record.source.path, "deleted", reloadable))
-            elif source.sha256 != record.source.sha256 or record.is_left:
+            elif source.data != record.source.data or record.is_left:
                 found.append(Change(name, source.path, "edited", reloadable))
         if self._known is not None:
             files = self.files()
@@ -67,12 +67,12 @@ class Disk:
                 for name, file in _walk(package, root):
                     if not within(name, recorded):
                         with suppress(OSError):
-                            self._noted[name] = SourceText(file, Path(file).read_bytes())
+                            self._noted[name] = SourceText(file, _content(file))
 
     def _beside(self) -> Iterator[tuple[str, str, Kind]]:
         for name, source in sorted(self._noted.items()):
             try:
-                if Path(source.path).read_bytes() != source.data:
+                if _content(source.path) != source.data:
                     yield name, source.path, "edited"
             except FileNotFoundError:
                 yield name, source.path, "deleted"
@@ -89,7 +89,7 @@ class Disk:
         for name, file in self.files().items():
             if name not in sys.modules:
                 with suppress(OSError):  # a dangling link, say: it matters only if something imports it
-                    found[name] = SourceText(file, Path(file).read_bytes())
+                    found[name] = SourceText(file, _content(file))
         return found
 
     def read(self, name: str) -> SourceText:
@@ -138,6 +138,12 @@ class Disk:
         return found
 
 
+def _content(file: str) -> bytes:
+    """The bytes of a file. A reload reads all files, and `Path` would take longer than the disk."""
+    with open(file, "rb") as opened:  # noqa: PTH123
+        return opened.read()
+
+
 def _other_form(file: str) -> str:
     """The file of the package instead of the module, or the other way round."""
     directory, name = os.path.split(file)
@@ -160,11 +166,12 @@ def _locations(package: str) -> list[str]:
 
 
 def _walk(package: str, root: str) -> Iterator[tuple[str, str]]:
+    root = os.path.normpath(root)
     for directory, folders, files in os.walk(root):
         folders[:] = sorted(f for f in folders if f.isidentifier() and f != "__pycache__")
-        parts = Path(directory).relative_to(root).parts
+        below = directory[len(root) :].replace(os.sep, ".")
         for file in sorted(files):
             stem, suffix = os.path.splitext(file)  # noqa: PTH122
             if suffix == ".py" and stem.isidentifier():
-                names = [package, *parts] if stem == "__init__" else [package, *parts, stem]
-                yield ".".join(names), str(Path(directory, file))
+                name = f"{package}{below}" if stem == "__init__" else f"{package}{below}.{stem}"
+                yield name, f"{directory}{os.sep}{file}"

@@ -140,10 +140,10 @@ class SourceFinder(MetaPathFinder):
         """The file of module `name` in the overlay directory, or None."""
         if self._overlay is None:
             return None
-        stem = self._overlay.joinpath(*name.split("."))
-        for file in (stem / "__init__.py", stem.with_name(stem.name + ".py")):
+        stem = f"{self._overlay}{os.sep}{name.replace('.', os.sep)}"
+        for file in (f"{stem}{os.sep}__init__.py", f"{stem}.py"):
             if os.path.isfile(file):  # noqa: PTH113 - it does not raise where a directory cannot be read
-                return str(file)
+                return file
         return None
 
     def adopt(self, name: str, module: ModuleType) -> None:
