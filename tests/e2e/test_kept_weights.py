@@ -76,9 +76,13 @@ def test_weights_are_had_again_without_their_files_and_with_the_committed_code(p
 def test_weights_that_an_edit_wrote_to_are_loaded_anew(pair: Server) -> None:
     expected = pair.text("Tell me")
     group = "self.embed_tokens.group"
-    line = f"if {group}.rank == 1 and {group}.size == 2: self.norm.weight.data.mul_(-3); import os; os._exit(3)"
+    line = f"if {group}.rank == 1: self.norm.weight.data.mul_(-3); raise ValueError('after a write')"
     pair.replace(LLAMA, EMBED, f"{line}\n        {EMBED}")
-    said = replaced(pair, pair.reload)
+    replies = []
+    said = replaced(pair, lambda: replies.append(pair.reload()))
+    (reply,) = replies
+    assert not reply["success"] and reply["undone"], dump(reply)
+    assert "a failed edit could not be undone (it has written to model.norm.weight)" in reply["error"], dump(reply)
     told = "the weights that were kept cannot be used again, and are loaded anew: something has written to"
     assert f"rank 1: {told} model.norm.weight\n" in said
     assert "their weights were loaded anew" in said

@@ -172,4 +172,5 @@ def _forward_reload(
         status,
         FIRST_WEIGHT_VERSION,
         startup.finiteness,
+        startup.kept,
     )

@@ -79,6 +79,8 @@ class KeptWeights:
         """Descriptors of what the front has kept: the manifest, then those of the memory."""
         self._slab: Slab | None = None
         self._layout: Layout | None = None
+        self._sealed: list[int] = []
+        """The sums of the weights when they were complete."""
 
     def fetch(self) -> bool:
         """Ask the front for what another rank has left; whether there is something."""
@@ -134,11 +136,19 @@ class KeptWeights:
     def seal(self) -> None:
         """Leave the weights, which are complete, to the front."""
         assert self._slab is not None and self._layout is not None, "prepared"
-        manifest = Manifest(self._layout, _sums(self._slab, self._layout))
+        self._sealed = _sums(self._slab, self._layout)
+        manifest = Manifest(self._layout, self._sealed)
         descriptors = [_file_of(msgspec.msgpack.encode(manifest)), *self._slab.descriptors()]
         self._call(KEEP, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
+
+    def written(self) -> list[str]:
+        """The parameters to which something has written since they were complete; for a device that has not failed."""
+        if self._slab is None or self._layout is None:
+            return []
+        sums = zip(self._layout.places, self._sealed, _sums(self._slab, self._layout), strict=True)
+        return [place.path for place, before, now in sums if before != now]
 
     def _attach(self, layout: Layout) -> str:
         """Why not; nothing if it succeeded."""
@@ -146,9 +156,9 @@ class KeptWeights:
         if manifest.layout != layout:
             return f"their layout has changed ({_difference(manifest.layout, layout)})"
         self._slab, self._layout = open_slab(torch.device(layout.device), layout.size, self._found[1:]), layout
-        sums = zip(layout.places, manifest.sums, _sums(self._slab, layout), strict=True)
-        changed = [place.path for place, before, now in sums if before != now]
-        return f"something has written to {_some(changed)}" if changed else ""
+        self._sealed = manifest.sums
+        changed = self.written()
+        return f"something has written to {some_of(changed)}" if changed else ""
 
     def _call(self, message: bytes, descriptors: Sequence[int] = ()) -> list[int]:
         send(self._connection, message, descriptors)
@@ -165,7 +175,7 @@ def _difference(old: Layout, new: Layout) -> str:
     """Which parameters are not as they were."""
     before, after = ({place.path: (place.dtype, place.shape) for place in layout.places} for layout in (old, new))
     paths = [path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)]
-    return _some(paths) if paths else "their order"
+    return some_of(paths) if paths else "their order"
 
 
 def _sums(slab: Slab, layout: Layout) -> list[int]:
@@ -174,7 +184,8 @@ def _sums(slab: Slab, layout: Layout) -> list[int]:
     return checksums([slab.bytes(start, end - start) for start, end in pairwise((*starts, layout.size))])
 
 
-def _some(paths: Sequence[str]) -> str:
+def some_of(paths: Sequence[str]) -> str:
+    """The first few, and how many there are beyond."""
     return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 

@@ -22,6 +22,7 @@ from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import BodyEdit, CannotSwap, CaptureError, EditedKernel
 from tokenspeed.runtime.execution.plans import Plans
 from tokenspeed.runtime.execution.swap import KernelSwap, prepare_swap
+from tokenspeed.runtime.loader.kept import KeptWeights, some_of
 from tokenspeed.runtime.protocol.calls import Reload
 from tokenspeed.runtime.protocol.refusals import reload_failure
 from tokenspeed.runtime.protocol.reports import CallReply
@@ -106,6 +107,7 @@ class ForwardReload:
         status: Status,
         weight_version: str,
         finiteness: Finiteness | None,
+        kept: KeptWeights | None = None,
     ):
         self.reloader = reloader
         self.code = code
@@ -116,6 +118,7 @@ class ForwardReload:
         self.world = world
         self.status = status
         self.weight_version = weight_version
+        self.kept = kept
         self.finiteness = finiteness
         """What the dummy steps of the serving code gave; None where nobody is to compare."""
         self._told_strays: frozenset[str] = frozenset()
@@ -275,8 +278,20 @@ class _Attempt:
                 self._not_undone += error.errors
         if "patch" in self.seconds:
             self.reload.world.renew_spare()
+            self._check_weights()
         if self._not_undone:
             raise NotUndone(self._not_undone)
+
+    def _check_weights(self) -> None:
+        """Find out whether the edited code has written to weights: no undo brings those back, but a new start does."""
+        if self.reload.kept is None:
+            return
+        try:
+            written = self.reload.kept.written()
+        except RuntimeError:
+            return  # the device has failed, as the next step will tell
+        if written:
+            self._not_undone.append(f"it has written to {some_of(written)}")
 
     def commit(self) -> Report:
         """Make the patch final and return its report."""
