@@ -111,6 +111,7 @@ def test_a_second_rank_finds_what_the_first_has_left(connect: Connect) -> None:
         assert kept.attach(plan_layout(model, torch.float32, CPU))
         model.materialize(CPU, torch.float32, kept.tensors())
         model.process()
+        assert kept.written() == []
         assert all(torch.equal(value, expected[name]) for name, value in values(model).items())
 
 
@@ -145,8 +146,10 @@ def test_weights_that_were_written_to_are_named_and_loaded_again_in_place(
     kept.fetch()
     fill(model, kept, layout)
     expected = values(model)
+    assert kept.written() == []
     with torch.no_grad():
         model.get_parameter("model.layers.1.mlp.down_proj.weight")[3, 2] += 1
+    assert kept.written() == ["model.layers.1.mlp.down_proj.weight"]
     second = KeptWeights(connect())
     assert second.fetch()
     assert not second.attach(layout)
