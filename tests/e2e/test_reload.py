@@ -77,12 +77,27 @@ def test_an_edited_layer_runs_after_the_reload_and_not_before(server: Server) ->
 def test_an_edited_kernel_runs_after_the_reload(server: Server) -> None:
     before = server.text(PROMPT)
     server.edit(NORM, lambda text: text + "\n\nSCALE = 1\n")
-    assert server.reload()["success"]
-    assert server.text(PROMPT) == before
-    server.edit(NORM, lambda text: re.sub(r"\beps\b\)", "eps + 3.0)", text, count=0))
     reply = server.reload()
     assert reply["success"], dump(reply)
-    assert server.text(PROMPT) != before
+    assert server.text(PROMPT) == before
+    if graphs(server):
+        assert reply["graphs"]["how"] == "recaptured"
+        assert any("captured anew" in note and "SCALE" in note for note in reply["notes"]), dump(reply)
+    answers = set()
+    for eps in ("3.0", "30.0", "300.0"):
+        server.edit(NORM, lambda text, eps=eps: re.sub(r"\beps( \+ [\d.]+)?\)", f"eps + {eps})", text))
+        reply = server.reload()
+        assert reply["success"], dump(reply)
+        answers.add(server.text(PROMPT))
+        if graphs(server):
+            assert reply["graphs"]["how"] == "swapped" and reply["graphs"]["nodes"] > 0, dump(reply)
+            assert f"swapped {reply['graphs']['nodes']} node(s) in " in reply["message"]
+    assert len(answers) == 3 and before not in answers
+    # What undoes an edit exactly leaves the swapped kernels where they are.
+    server.edit(NORM, lambda text: text.replace("eps + 300.0)", "eps + missing)"))
+    reply = server.reload()
+    assert not reply["success"] and reply["phase"] == "warm", dump(reply)
+    assert server.text(PROMPT) in answers
 
 
 def test_an_edited_sampler_runs_after_the_reload(server: Server) -> None:

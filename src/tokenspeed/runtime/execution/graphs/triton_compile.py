@@ -73,7 +73,8 @@ def compile_all(wanted: Sequence[Specialisation]) -> dict[Specialisation, Any]:
             # Loads it, in the thread that has the context.
             _ = compiled[specialisation].run
         except Exception as error:
-            raise CannotSwap(f"{specialisation.name} cannot be compiled for what was captured ({error!r})") from error
+            why = type(error).__name__
+            raise CannotSwap(f"{specialisation.name} cannot be compiled for what was captured ({why})") from error
     return compiled
 
 
