@@ -55,6 +55,12 @@ class Tactics:
     found: dict[str, Tuned] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _quick: dict[tuple[Any, ...], Tactic] = field(default_factory=dict)
+    _used: set[str] = field(default_factory=set)
+    """Buckets that took what was found for them: an edit of the kernel's module does not take it away."""
+    _lost: set[str] = field(default_factory=set)
+    """Those of them whose kernel lists their tactic no more."""
+    _news: dict[str, list[str]] = field(default_factory=dict)
+    """By kernel what was lost since the last look."""
     _is_open: bool = False
 
     def pick(
@@ -72,21 +78,53 @@ class Tactics:
         # An edit of the kernel may have given it other arguments.
         if tactic is not None and tactic.keys() == candidates[0].keys():
             return tactic
+        tactic = self._known(kernel, bucket, candidates, source_hash(run.__module__))
+        if tactic is None and self._is_open:
+            tactic = self._find(_key(kernel, bucket), candidates, run).tactic
+        if tactic is None:
+            tactic = candidates[0]
+        self._quick[kernel, bucket] = tactic
+        return tactic
+
+    def _known(self, kernel: str, bucket: tuple[Any, ...], candidates: Sequence[Tactic], source: str) -> Tactic | None:
+        """What was found for a bucket, if it holds for the code that runs now."""
         key = _key(kernel, bucket)
-        source = source_hash(run.__module__)
         known = self.found.get(key)
-        if known is None or known.source not in (source, ANY_SOURCE) or dict(known.tactic) not in map(dict, candidates):
-            known = Tuned(candidates[0], 0.0, source)
-            if self._is_open:
-                known = self.found[key] = self._tune(candidates, run, source)
-        self._quick[kernel, bucket] = known.tactic
-        return known.tactic
+        if known is None or not (key in self._used or known.source in (source, ANY_SOURCE)):
+            return None
+        if dict(known.tactic) in map(dict, candidates):
+            self._used.add(key)
+            self._lost.discard(key)
+            return known.tactic
+        if not self._is_open and key not in self._lost:
+            self._lost.add(key)
+            self._news.setdefault(kernel, []).append(",".join(map(str, bucket)))
+        return None
+
+    def _find(self, key: str, candidates: Sequence[Tactic], run: Callable[[Tactic], object]) -> Tuned:
+        """Time the candidates and keep the best."""
+        self.found[key] = self._tune(candidates, run, source_hash(run.__module__))
+        self._used.add(key)
+        return self.found[key]
+
+    def look_again(self) -> None:
+        """Kernels may list other candidates now: whatever is called next picks anew."""
+        self._quick.clear()
+        self._news.clear()
+
+    def lost(self) -> list[str]:
+        """For each kernel a sentence on the tactics that it lists no more, of what was called since `look_again`."""
+        return [
+            f"{kernel} no longer lists the tactic that was tuned for {_some(buckets)}; it takes its default there "
+            "until the next start tunes it"
+            for kernel, buckets in sorted(self._news.items())
+        ]
 
     @contextmanager
     def window(self) -> Iterator[None]:
         """Within it, calls of buckets that are not known are timed; at its end the file is written."""
         self._is_open = True
-        self._quick.clear()  # it may hold defaults
+        self.look_again()  # what was picked may be defaults
         try:
             yield
         finally:
@@ -128,16 +166,15 @@ class Tactics:
         }
 
     def in_use(self) -> dict[str, Any]:
-        """What `export` gives, with what calls of this process have taken in its place.
+        """What `export` gives, without regard to the source of what this process uses.
 
         A rank that takes this over and runs the same code cuts its kernels up alike, although their modules have been
         edited since they were tuned.
         """
-        taken = {
-            _key(kernel, bucket): {"tactic": dict(tactic), "us": 0.0, "source": ANY_SOURCE}
-            for (kernel, bucket), tactic in self._quick.items()
-        }
-        return {**self.export(), **taken}
+        table = self.export()
+        for key in self._used - self._lost:
+            table[key] |= {"us": 0.0, "source": ANY_SOURCE}
+        return table
 
     def install(self, table: Mapping[str, Any]) -> None:
         """Take over what `export` gave."""
@@ -145,7 +182,9 @@ class Tactics:
             key: Tuned({str(n): int(v) for n, v in entry["tactic"].items()}, float(entry["us"]), str(entry["source"]))
             for key, entry in table.items()
         }
-        self._quick.clear()
+        self._used.clear()
+        self._lost.clear()
+        self.look_again()
 
     def _tune(self, candidates: Sequence[Tactic], run: Callable[[Tactic], object], source: str) -> Tuned:
         best: Tuned | None = None
@@ -174,6 +213,11 @@ class Tactics:
 
 def _key(kernel: str, bucket: tuple[Any, ...]) -> str:
     return f"{kernel}|{','.join(map(str, bucket))}"
+
+
+def _some(buckets: Sequence[str]) -> str:
+    more = f" and {len(buckets) - 2} more" if len(buckets) > 2 else ""
+    return "; ".join(f"({bucket})" for bucket in buckets[:2]) + more
 
 
 def _replay_time(call: Callable[[], object]) -> float:

@@ -65,6 +65,19 @@ LANGUAGES = {
         ),
     ),
 }
+TUNED = ("tokenspeed_kernel.ops.attention.reference", "return out.transpose(1, 2)")
+TUNED_KERNEL = "attention.decode.reference"
+TACTICS_IMPORT = """from types import MappingProxyType
+from tokenspeed_kernel.registry import register_kernel
+from tokenspeed_kernel.tactics import TACTICS
+
+CANDIDATES = tuple(MappingProxyType(one) for one in ({"halves": 2}, {"halves": 1}))
+"""
+TACTICS_USE = f"""
+    def run(tactic):
+        return out.transpose(1, 2) * (tactic["halves"] / 2)
+
+    return run(TACTICS.pick("{TUNED_KERNEL}", (), CANDIDATES, run))"""
 
 
 def main(model: Path, scratch: Path, device: str, language: str) -> dict[str, Any]:
@@ -102,6 +115,35 @@ def main(model: Path, scratch: Path, device: str, language: str) -> dict[str, An
         reload("broken")
         program.restore()
         reload("restored")
+    if language == "torch":
+        told["tactics"] = lose_a_tactic(program)
+    return told
+
+
+def lose_a_tactic(program: Program) -> dict[str, Any]:
+    """Give a kernel tactics, have one found, edit the kernel, then take that one away."""
+    from tokenspeed_kernel.tactics import TACTICS, source_hash
+
+    module, old = TUNED
+    program.edit(module, "from tokenspeed_kernel.registry import register_kernel", TACTICS_IMPORT)
+    program.edit(module, old, TACTICS_USE)
+    told: dict[str, Any] = {}
+
+    def reload(tag: str) -> None:
+        program.call_reload()
+        program.finish()
+        told[tag] = {"reply": program.reply(), "answers": program.serve(tag)}
+
+    reload("default")
+    found = {"tactic": {"halves": 1}, "us": 1.0, "source": source_hash(module)}
+    TACTICS.install({f"{TUNED_KERNEL}|": found})
+    program.serve("found")
+    program.edit(module, "/ 2)", "* 0.5)")
+    reload("edited")
+    program.edit(module, '{"halves": 2}, {"halves": 1}', '{"halves": 2}, {"halves": 3}')
+    reload("lost")
+    program.restore()
+    reload("without tactics")
     return told
 
 

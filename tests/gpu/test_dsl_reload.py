@@ -102,3 +102,17 @@ def test_what_was_chosen_at_the_start_is_what_is_warmed_and_captured(told: dict[
             launched = "\n".join(edit[tag]["captured"])
             assert all(sign in launched for sign in CAPTURED[language]), launched
             assert not any(sign in launched for sign in NOT_CAPTURED[language]), launched
+
+
+@pytest.mark.parametrize(("device", "language"), [("cpu", "torch")], scope="module")
+def test_a_tactic_stays_through_edits_until_one_removes_it_which_the_reply_says(told: dict[str, Any]) -> None:
+    tactics = told["tactics"]
+    assert all(step["reply"]["success"] for step in tactics.values()), tactics
+    # Halved in every step, as by the first edit.
+    assert tactics["edited"]["answers"] == told["edit 0"]["changed"]["answers"]
+    for step in ("default", "lost", "without tactics"):
+        assert tactics[step]["answers"] == told["original"], step
+    said = {step: [note for note in tactics[step]["reply"]["notes"] if "tactic" in note] for step in tactics}
+    (note,) = said.pop("lost")
+    assert note.startswith("attention.decode.reference no longer lists the tactic that was tuned for")
+    assert not any(said.values()), said

@@ -19,7 +19,7 @@ from tokenspeed_kernel.ops.attention.reference import decode as decode_reference
 from tokenspeed_kernel.ops.attention.reference import extend as extend_reference
 from tokenspeed_kernel.ops.gemm.block_fp8 import dequantise
 from tokenspeed_kernel.registry import REGISTRY, Kernel
-from tokenspeed_kernel.tactics import Tactic
+from tokenspeed_kernel.tactics import TACTICS, Tactic
 from tokenspeed_kernel.workloads import ModelShape, Workloads
 from tokenspeed_kernel.workspace import WORKSPACE
 
@@ -80,7 +80,9 @@ def override_tactic(kernel: Kernel, tactic: Tactic) -> Iterator[None]:
     module = importlib.import_module(kernel.function.__module__)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CANDIDATES", (tactic,))
+        TACTICS.look_again()
         yield
+    TACTICS.look_again()
 
 
 def close(got: Tensor, want: Tensor) -> None:

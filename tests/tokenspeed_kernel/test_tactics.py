@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -111,14 +112,53 @@ def test_a_rank_that_replaces_another_takes_what_that_one_used_although_its_code
     first = Timed()
     with first.window():
         assert [pick(first, 8), pick(first, 16)] == [32, 32]
-    first._quick.pop(("norm.scale.triton", (16,)))  # as if no step had come to it yet
     monkeypatch.setattr(module, "source_hash", lambda name: "edited")
     assert pick(first, 8) == 32
     assert pick(first, 99) == 16
     second = Timed()
     second.install(json.loads(json.dumps(first.in_use())))
-    assert [pick(second, size) for size in (8, 16, 99)] == [pick(first, size) for size in (8, 16, 99)] == [32, 16, 16]
+    assert [pick(second, size) for size in (8, 16, 99)] == [pick(first, size) for size in (8, 16, 99)] == [32, 32, 16]
     assert second.notes == []
+
+
+def test_an_edit_keeps_tactics_and_takes_new_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Timed()
+    with table.window():
+        assert pick(table, 8) == 32
+    assert pick(table, 99) == 16
+    monkeypatch.setattr(module, "source_hash", lambda name: "edited")
+    monkeypatch.setattr(sys.modules[__name__], "CANDIDATES", ({"block": 128}, {"block": 32}, {"block": 16}))
+    table.look_again()
+    assert [pick(table, 8), pick(table, 99)] == [32, 128]
+    assert table.lost() == []
+
+
+def test_a_tactic_that_an_edit_removed_falls_back_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Timed()
+    with table.window():
+        assert [pick(table, size) for size in (8, 16, 24)] == [32, 32, 32]
+    before = CANDIDATES
+
+    def list_now(*blocks: int) -> None:
+        monkeypatch.setattr(sys.modules[__name__], "CANDIDATES", tuple({"block": block} for block in blocks))
+        table.look_again()
+
+    list_now(16, 64)
+    assert [pick(table, size) for size in (8, 16, 24, 99)] == [16, 16, 16, 16]
+    (said,) = table.lost()
+    assert said.startswith("norm.scale.triton no longer lists the tactic that was tuned for (8); (16) and 1 more; ")
+    table.look_again()
+    assert (pick(table, 8), table.lost()) == (16, [])
+    # As after an undo.
+    monkeypatch.setattr(sys.modules[__name__], "CANDIDATES", before)
+    table.look_again()
+    assert (pick(table, 8), table.lost()) == (32, [])
+    list_now(64, 16)
+    assert pick(table, 8) == 64
+    assert len(table.lost()) == 1
+    # The next start times it again.
+    with table.window():
+        assert pick(table, 8) == 16
 
 
 def test_a_kernel_whose_arguments_changed_takes_its_default() -> None:

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from tokenspeed.runtime.execution.executor import Executor
-from tokenspeed_kernel.ops.attention.backends import order_of
+from tokenspeed_kernel.ops.attention.backends import backend_of, order_of
 from tokenspeed_kernel.overrides import Wishes
 from tokenspeed_kernel.registry import Kernel
 
 State = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 """Each module with its attributes, and with what its registered tensors and modules are."""
 
+ANOTHER_ORDER = "It wants another layout of the KV cache than there is; the attention that ran before runs on."
+ANOTHER_BACKEND = (
+    "It is of another attention backend than the server was started with; the one that ran before runs on."
+)
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
@@ -52,18 +56,18 @@ class Plans:
     def withdraw(self, module: str, definitions: Mapping[str, Any]) -> None:
         """Nothing: a plan registers nothing."""
 
-    def make_anew(self) -> list[str]:
+    def make_anew(self) -> dict[str, str]:
         """Run all plans. What they give as before stays the very object, whose address graphs may hold.
 
         Returns:
-            The solutions of attention that were chosen and not taken, since the KV cache lies in another order.
+            The solutions of attention that were chosen and not taken, each with the reason: the ones before stay.
 
         Raises:
             Exception: whatever an edited plan raises; a snapshot of before is to be restored.
         """
         with self.wishes.resumed():
             self.executor.plan_again()
-        refused = self._keep_kernels_of_the_cache()
+        refused = self._keep_attention()
         for module, before, _ in self._before:
             attributes = vars(module)
             for name, old in before.items():
@@ -72,15 +76,25 @@ class Plans:
         self._before = []
         return refused
 
-    def _keep_kernels_of_the_cache(self) -> list[str]:
+    def _keep_attention(self) -> dict[str, str]:
         order = self.executor.pool.shape.order
-        refused = set()
+        refused = {}
         for module, before, _ in self._before:
             for name, kernel in vars(module).items():
-                if isinstance(kernel, Kernel) and kernel.family == "attention" and order_of(kernel) != order:
-                    refused.add(kernel.name)
-                    vars(module)[name] = before[name]
-        return sorted(refused)
+                if isinstance(kernel, Kernel) and kernel.family == "attention":
+                    why = _why_not(kernel, before[name], order)
+                    if why:
+                        refused[kernel.name] = why
+                        vars(module)[name] = before[name]
+        return dict(sorted(refused.items()))
+
+
+def _why_not(kernel: Kernel, before: Kernel, order: str) -> str:
+    """Why attention that a new plan chose cannot take over, or nothing."""
+    if order_of(kernel) != order:
+        return ANOTHER_ORDER
+    was, wanted = backend_of(before), backend_of(kernel)
+    return ANOTHER_BACKEND if None not in (was, wanted) and was != wanted else ""
 
 
 def _is_equal(old: Any, new: Any) -> bool:

@@ -33,6 +33,7 @@ from tokenspeed.runtime.reload.reply import nothing_changed, overlay_note, succe
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 from tokenspeed_kernel.jit import count_compiles
 from tokenspeed_kernel.progress import PROGRESS
+from tokenspeed_kernel.tactics import TACTICS
 from tokenspeed_reload import (
     Bodies,
     IncompleteUndo,
@@ -57,7 +58,6 @@ TOLD_AS = {"proof": "graphs"}
 NOWHERE: Fault = {"file": None, "line": None, "text": None, "trace": []}
 
 Result = TypeVar("Result")
-ANOTHER_ORDER = "It wants another layout of the KV cache than there is; the attention that ran before runs on."
 Status = Callable[[str, Reload, str], None]
 """Called with the state, the call and a detail at every change."""
 
@@ -149,6 +149,7 @@ class ForwardReload:
             return reload_failure(call.id, "failed", "queue", message)
         attempt = _Attempt(self, call)
         self.executor.note_kernels()
+        TACTICS.look_again()
         try:
             with count_compiles() as jit:
                 generation = attempt.apply()
@@ -156,6 +157,7 @@ class ForwardReload:
             self.status("undoing", call, error.phase)
             self.executor.note_kernels()
             attempt.undo()
+            TACTICS.look_again()
             self.executor.unload_kernels()
             return self._failed(call, error)
         self.status("committing", call, "")
@@ -175,6 +177,7 @@ class ForwardReload:
             report.notes.append(
                 f"{kept} running request(s) were kept; the new code computes their prompts and answers anew"
             )
+        report.notes.extend(TACTICS.lost())
         strays = self.reloader.strays()
         report.notes.extend(overlay_note([file for file in strays if file not in self._told_strays]))
         self._told_strays = frozenset(strays)
@@ -319,18 +322,18 @@ class _Attempt:
         return sources
 
     def _patch(self, sources: Sources) -> None:
-        reload, refused = self.reload, list[str]()
+        reload, refused = self.reload, dict[str, str]()
         try:
             self._transaction = reload.reloader.reload(
                 self.call.modules,
                 sources,
-                settle=lambda: refused.extend(reload.plans.make_anew()),
+                settle=lambda: refused.update(reload.plans.make_anew()),
                 progress=mark_patch,
             )
         except ReloadError as error:
             self._not_undone = error.not_undone
             raise
-        self._transaction.report.needs_restart.extend(NeedsRestart(kernel, ANOTHER_ORDER) for kernel in refused)
+        self._transaction.report.needs_restart.extend(NeedsRestart(*item) for item in refused.items())
 
     def _warm(self) -> None:
         """Run the edited code. What captured steps need of it is compiled first, since several compile at once."""

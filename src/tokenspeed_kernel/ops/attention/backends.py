@@ -39,9 +39,15 @@ def solutions_of(backend: str) -> Mapping[str, tuple[str, ...]]:
     return {"attention.decode": solutions, "attention.extend": solutions}
 
 
+def backend_of(kernel: Kernel) -> str | None:
+    """The backend that a solution of attention belongs to; None for one that no backend names."""
+    return next((name for name, backend in BACKENDS.items() if kernel.solution in backend.solutions), None)
+
+
 def order_of(kernel: Kernel) -> str:
     """The memory order that suits a solution of attention."""
-    return next((backend.order for backend in BACKENDS.values() if kernel.solution in backend.solutions), "NHD")
+    backend = backend_of(kernel)
+    return "NHD" if backend is None else BACKENDS[backend].order
 
 
 def ordered(pool: Tensor, order: str) -> Tensor:

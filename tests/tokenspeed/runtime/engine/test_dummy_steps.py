@@ -91,9 +91,17 @@ def registry() -> Iterator[None]:
     REGISTRY.overrides.flags = flags
 
 
-@pytest.mark.parametrize("order", ["NHD", "HND"])
-def test_attention_for_another_layout_of_the_cache_is_named_and_not_taken(
-    engine: InProcessEngine, registry: None, monkeypatch: pytest.MonkeyPatch, order: str
+@pytest.mark.parametrize(
+    ("backend", "order", "why"),
+    [
+        ("new", "HND", "another layout of the KV cache"),
+        ("new", "NHD", "another attention backend"),
+        ("torch", "NHD", ""),
+        ("", "NHD", ""),
+    ],
+)
+def test_attention_for_another_layout_or_of_another_backend_is_named_and_not_taken(
+    engine: InProcessEngine, registry: None, monkeypatch: pytest.MonkeyPatch, backend: str, order: str, why: str
 ) -> None:
     calls: list[Any] = []
 
@@ -104,7 +112,8 @@ def test_attention_for_another_layout_of_the_cache_is_named_and_not_taken(
     plans, executor = Plans(engine.executor, engine.startup.wishes), engine.executor
     state = plans.snapshot()
     REGISTRY.register(Kernel("attention.decode.new", decode, "attention", "decode", "new", priority=99))
-    more = {**backends.BACKENDS, "new": backends.Backend(("new",), order)}
+    known = backends.BACKENDS[backend].solutions if backend in backends.BACKENDS else ()
+    more = {**backends.BACKENDS, **({backend: backends.Backend((*known, "new"), order)} if backend else {})}
     monkeypatch.setattr(backends, "BACKENDS", MappingProxyType(more))
     before = engine.generate(PROMPTS, GREEDY)
     generation = executor.generation
@@ -112,8 +121,9 @@ def test_attention_for_another_layout_of_the_cache_is_named_and_not_taken(
         refused = plans.make_anew()
         executor.install(executor.capture(1, lambda _: None))
         assert engine.generate(PROMPTS, GREEDY) == before
-        assert refused == (["attention.decode.new"] if order == "HND" else [])
-        assert bool(calls) == (order == "NHD")
+        assert list(refused) == (["attention.decode.new"] if why else [])
+        assert why in "".join(refused.values())
+        assert bool(calls) == (not why)
     finally:
         plans.restore(state)
         executor.install(generation)
