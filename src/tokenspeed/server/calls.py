@@ -100,6 +100,13 @@ class Calls:
             if not call.reply.done():
                 call.reply.set_exception(error)
 
+    def reloads(self, status: ReloadStatus | None) -> bool:
+        """Whether one of them is the reload of `status`, and ran."""
+        return status is not None and any(
+            isinstance(call.message, Reload) and not call.reply.done() and _runs(call.message, status)
+            for call in self._open.values()
+        )
+
     def lose(self, error: EngineLost, status: ReloadStatus | None) -> None:
         """The ranks are lost: answer what cannot be begun again. `status` is where the reloads stood."""
         for call in self._open.values():

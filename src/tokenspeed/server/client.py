@@ -134,8 +134,11 @@ class EngineClient:
         ran = self.journal.lose(work)
         at_work = bool(self._was_of_use or ran or self._calls or work.reload)
         self._link, self._unavailable = None, EngineUnavailable(f"the ranks are being replaced: {error}")
-        self._calls.lose(error, self._where_it_stood(work))
-        for guilty in self._suspects.lose(ran, self.journal):
+        stood = self._where_it_stood(work)
+        # Steps and reloads take turns: what a reload kept meanwhile has nothing to do with the loss.
+        suspected = [] if self.reloading or self._calls.reloads(stood) else ran
+        self._calls.lose(error, stood)
+        for guilty in self._suspects.lose(suspected, self.journal):
             sentence = f"the ranks were lost {len(guilty.losses)} times while this request ran ({error})"
             self._fail_request(guilty.request_id, TokenSpeedError(sentence))
         for entry in list(self.journal):

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from tests.waiting import PATIENCE
 from tokenspeed.runtime.config import Config, ModelOptions, ParallelOptions, ReloadOptions
-from tokenspeed.server.suspects import PROOF
+from tokenspeed.server.suspects import MOST_LOSSES, PROOF
 
 Start = Callable[..., Any]
 Ask = Callable[..., pb.GenerateRequest]
@@ -231,6 +231,25 @@ async def test_a_pause_holds_on(serving: Callable[..., Any], generate_request: A
         assert not held.done()
         assert (await engine.control.post("/continue_generation")).json()["success"]
         assert (await held).completion_tokens == 6
+
+
+async def test_ranks_that_are_lost_in_reloads_make_no_suspects_of_what_these_kept(
+    serving: Callable[..., Any], generate_request: Ask
+) -> None:
+    async with serving(reload_waits=True, step_seconds=0.01, **ENDLESS) as engine:
+        call = engine.stub.Generate(generate_request("abc", stream=True, ignore_eos=True))
+        kept = aiter(call)
+        for number in range(MOST_LOSSES + 1):
+            await anext(kept)
+            reload = asyncio.create_task(
+                engine.control.post("/reload_forward", json={"id": str(number), "mode": "keep"})
+            )
+            while (await engine.control.get("/reload_status")).json()["state"] != "reading":
+                await asyncio.sleep(0.01)
+            await engine.kill()
+            assert (await reload).json()["undone"]
+        await anext(kept)
+        call.cancel()
 
 
 async def test_a_pause_that_waits_waits_for_the_rest_of_what_ran(

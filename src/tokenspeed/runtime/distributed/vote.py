@@ -39,6 +39,8 @@ class Ballot(msgspec.Struct, frozen=True, kw_only=True):
     """Of what every rank computes alike; None where there is nothing such."""
     recapture: str | None = None
     """Why captured steps of the rank cannot take the edited code as they are; None where nothing speaks against it."""
+    device_lost: bool = False
+    """Whether what went wrong cost the rank its device, so that the ranks have to be replaced."""
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
@@ -57,6 +59,11 @@ class Verdict(msgspec.Struct, frozen=True, tag=True):
         """The failure that the others follow from; the lowest rank's where several failed for themselves."""
         failures = [ballot for ballot in self.ballots if ballot.error is not None]
         return min(failures, key=lambda ballot: (ballot.is_victim, ballot.rank), default=None)
+
+    @property
+    def device_lost(self) -> bool:
+        """Whether some rank's device is lost."""
+        return any(ballot.device_lost for ballot in self.ballots)
 
     @property
     def odd(self) -> int | None:

@@ -18,7 +18,7 @@ from tokenspeed.runtime.protocol.calls import Continue, ControlCall, FlushCache,
 from tokenspeed.runtime.protocol.refusals import NOT_ENABLED, reload_failure
 from tokenspeed.runtime.protocol.reports import RequestOutput
 from tokenspeed.runtime.protocol.state import Loads, ReloadStatus
-from tokenspeed.runtime.reload.forward import ForwardReload
+from tokenspeed.runtime.reload.forward import CostRanks, ForwardReload
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 
 
@@ -159,7 +159,11 @@ class ControlQueue:
             entry = self._entries.popleft()
             for request_id in self.scheduler.running_ids[:1]:
                 self.held.begin(request_id)
-            body = self.reload.run(entry.call, drained_after=time.monotonic() - entry.arrived)
+            try:
+                body = self.reload.run(entry.call, drained_after=time.monotonic() - entry.arrived)
+            except CostRanks as error:
+                self.outbox.reply(entry.call, error.body)
+                raise
             self._end(entry.call, body)
 
     @property

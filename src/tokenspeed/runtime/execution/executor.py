@@ -201,6 +201,29 @@ class Executor:
             self.synchronize()
             self.modules.unload()
 
+    def recapture(self) -> None:
+        """Capture the steps that serve anew in fresh memory, and free what they had: a failed capture may have left it
+        larger than anything needs.
+
+        Raises:
+            torch.OutOfMemoryError: for the second time, with nothing else captured.
+        """
+        self.synchronize()
+        number = self.generation.number
+        self.make_backend().renew_memory()
+        for is_last in (False, True):
+            try:
+                generation = self.capture(number, lambda _: None)
+            except torch.OutOfMemoryError:
+                if is_last:
+                    raise
+            else:
+                break
+            # Both do not fit.
+            self.generation = Generation(number, {}, {})
+            torch.cuda.empty_cache()
+        self.install(generation)
+
     def synchronize(self) -> None:
         """Wait until the device has nothing left to do."""
         if self.buffers.device.type == "cuda":

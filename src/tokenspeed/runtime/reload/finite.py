@@ -6,10 +6,8 @@ values that were no finite numbers before may be anything. So the serving code's
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from inspect import unwrap
 from traceback import FrameSummary
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 from tokenspeed.runtime.execution.dummies import Part
 from tokenspeed.runtime.execution.executor import Executor
+from tokenspeed.runtime.reload.device import definition
 from tokenspeed.runtime.reload.fault import PlacedError
 
 ADVICE = "start with --no-reload-check-finite if that is meant"
@@ -101,11 +100,11 @@ def _origin(part: Part, executor: Executor) -> tuple[str, FrameSummary | None]:
     if found:
         module = layers[found[0]]
         name = f"{found[0]} ({type(module).__name__})" if found[0] else type(module).__name__
-        return f"; they come first from {name}", _definition(type(module).forward)
+        return f"; they come first from {name}", definition(type(module).forward)
     with suppress(Exception):
         if any(_counts(seen._bad).values()):
             name = f"{type(model).__name__}.compute_logits"
-            return f"; they come from {name}", _definition(type(model).compute_logits)
+            return f"; they come from {name}", definition(type(model).compute_logits)
     return "; the same step without a graph has none" if part.captured else "", None
 
 
@@ -153,12 +152,3 @@ def _any_bad(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return any(map(_any_bad, value))
     return isinstance(value, dict) and any(map(_any_bad, value.values()))
-
-
-def _definition(function: Any) -> FrameSummary | None:
-    """Where a function begins."""
-    code = getattr(unwrap(function), "__code__", None)
-    if code is None:
-        return None
-    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
-    return FrameSummary(code.co_filename, code.co_firstlineno, code.co_name, lookup_line=False, line=line)

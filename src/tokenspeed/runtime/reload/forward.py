@@ -17,7 +17,7 @@ from tokenspeed.runtime.distributed.errors import culprit, is_victim
 from tokenspeed.runtime.distributed.vote import Ballot, Verdict, Vote
 from tokenspeed.runtime.distributed.world import World
 from tokenspeed.runtime.execution.dummies import Part, see_nothing
-from tokenspeed.runtime.execution.executor import Executor
+from tokenspeed.runtime.execution.executor import DeviceLost, Executor
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import BodyEdit, CannotSwap, CaptureError, EditedKernel
 from tokenspeed.runtime.execution.plans import Plans
@@ -27,6 +27,7 @@ from tokenspeed.runtime.protocol.calls import Reload
 from tokenspeed.runtime.protocol.refusals import reload_failure
 from tokenspeed.runtime.protocol.reports import CallReply
 from tokenspeed.runtime.reload.committed import CommittedCode
+from tokenspeed.runtime.reload.device import TrialDevice
 from tokenspeed.runtime.reload.fault import Fault, describe
 from tokenspeed.runtime.reload.finite import Finiteness, Observation
 from tokenspeed.runtime.reload.reply import nothing_changed, overlay_note, success
@@ -69,6 +70,7 @@ class PhaseFailed(Exception):
         super().__init__(fault["error"])
         self.phase = str(fault.get("phase", phase))
         self.rank = rank
+        self.device_lost = False
         self.fault = {name: value for name, value in fault.items() if name != "phase"}
 
     @classmethod
@@ -77,7 +79,9 @@ class PhaseFailed(Exception):
         failed = verdict.failed
         if failed is not None and failed.error is not None:
             # Of the rank that is to blame, where that is another one.
-            return cls(phase, failed.rank if failed.culprit is None else failed.culprit, failed.error)
+            failure = cls(phase, failed.rank if failed.culprit is None else failed.culprit, failed.error)
+            failure.device_lost = verdict.device_lost
+            return failure
         for rank, how in ((verdict.out_of_step, OTHER_COLLECTIVES), (verdict.odd, OTHER_RESULTS)):
             if rank is not None:
                 return cls(phase, rank, {**NOWHERE, "error": f"rank {rank} {how}"})
@@ -90,6 +94,14 @@ class NotUndone(TokenSpeedError):
     def __init__(self, why: list[str]):
         told = "; ".join(dict.fromkeys(why))
         super().__init__(f"a failed edit could not be undone ({told}); the ranks have to start anew")
+
+
+class CostRanks(DeviceLost):
+    """A reload has failed and cost a rank its device: the ranks have to be replaced. `body` is the reply."""
+
+    def __init__(self, body: dict[str, Any]):
+        super().__init__(f"rank {body['rank']} cannot use its device after a reload that failed with: {body['error']}")
+        self.body = body
 
 
 class ForwardReload:
@@ -121,6 +133,7 @@ class ForwardReload:
         self.kept = kept
         self.finiteness = finiteness
         """What the dummy steps of the serving code gave; None where nobody is to compare."""
+        self.device = TrialDevice(executor)
         self._told_strays: frozenset[str] = frozenset()
 
     @property
@@ -142,7 +155,11 @@ class ForwardReload:
         return nothing_changed(call.id, self.generation, self.reloader.looked_at(), sources.outside, notes)
 
     def run(self, call: Reload, drained_after: float) -> dict[str, Any]:
-        """Apply the edit on every rank or on none, and return the reply."""
+        """Apply the edit on every rank or on none, and return the reply.
+
+        Raises:
+            CostRanks: the edit was not applied, and this rank, or another one, cannot go on.
+        """
         started = time.perf_counter()
         if not self._has_spare():
             message = f"no spare communicator can be made ({self.world.why_no_spare}); nothing was changed, try again"
@@ -150,15 +167,19 @@ class ForwardReload:
         attempt = _Attempt(self, call)
         self.executor.note_kernels()
         TACTICS.look_again()
+        self.device.begin()
         try:
             with count_compiles() as jit:
                 generation = attempt.apply()
         except PhaseFailed as error:
             self.status("undoing", call, error.phase)
+            if error.device_lost:
+                raise CostRanks(self._failed(call, error)) from None
             self.executor.note_kernels()
             attempt.undo()
             TACTICS.look_again()
             self.executor.unload_kernels()
+            self.device.regain()
             return self._failed(call, error)
         self.status("committing", call, "")
         self.executor.install(generation)
@@ -173,6 +194,7 @@ class ForwardReload:
         self.executor.unload_kernels()
         if self.finiteness is not None:
             self.finiteness.accept(attempt.seen)
+        self.device.commit()
         if kept:
             report.notes.append(
                 f"{kept} running request(s) were kept; the new code computes their prompts and answers anew"
@@ -203,10 +225,10 @@ class ForwardReload:
         place = f" ({error.fault['file']}:{error.fault['line']})" if error.fault["file"] else ""
         body = reload_failure(call.id, "failed", error.phase, str(error), rank=error.rank) | error.fault
         body["undone"] = True
-        body["message"] = (
-            f"failed in {error.phase} on rank {error.rank}: {error}{place}; "
-            f"undone, generation {self.generation} serves on"
-        )
+        number = self.generation
+        rest = f"the ranks are replaced and serve generation {number} on" if error.device_lost else ""
+        rest = rest or f"generation {number} serves on"
+        body["message"] = f"failed in {error.phase} on rank {error.rank}: {error}{place}; undone, {rest}"
         return body
 
 
@@ -333,13 +355,16 @@ class _Attempt:
         except ReloadError as error:
             self._not_undone = error.not_undone
             raise
+        reload.executor.synchronize()  # plans may have launched something
         self._transaction.report.needs_restart.extend(NeedsRestart(*item) for item in refused.items())
 
     def _warm(self) -> None:
         """Run the edited code. What captured steps need of it is compiled first, since several compile at once."""
         executor = self.reload.executor
         self._prepare_swap()
-        executor.warm(self._progress("warming"), self._look)
+        # A collective would be waited for on the host, which the watch over its ranks does not expect.
+        with self.reload.device.watched() if self.reload.world.size == 1 else nullcontext():
+            executor.warm(self._progress("warming"), self._look)
         # What the device finds wrong is a fault of this phase.
         executor.synchronize()
         self._check_finite()
@@ -426,7 +451,13 @@ class _Attempt:
         # Edited code may raise anything, SystemExit and KeyboardInterrupt included: none may end the server.
         except BaseException as error:
             fault = describe(error, self._edited_files, self._own_files)
-            ballot = Ballot(rank=rank, error=fault, is_victim=is_victim(error, rank), culprit=culprit(error))
+            ballot = Ballot(
+                rank=rank,
+                error=fault,
+                is_victim=is_victim(error, rank),
+                culprit=culprit(error),
+                device_lost=self.reload.device.is_lost(error),
+            )
         else:
             ballot = Ballot(rank=rank, recapture=self._cannot_swap)
             if calls is not None and trial is not None:

@@ -14,6 +14,7 @@ from tokenspeed.runtime.protocol.message import Message
 from tokenspeed.runtime.protocol.reports import CallReply, Outputs
 from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.protocol.state import ReloadStatus
+from tokenspeed.runtime.reload.forward import CostRanks
 from tokenspeed.runtime.scheduler.batch import Batch
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.request import Request
@@ -47,6 +48,7 @@ class ScriptedReload:
         self.kept: list[list[str]] = []
         """Requests that ran at each of them."""
         self.broken: set[str] = set()
+        self.costly: set[str] = set()
         self.unchanged: set[str] = set()
 
     def settle_early(self, call: Reload) -> dict[str, Any] | None:
@@ -58,6 +60,8 @@ class ScriptedReload:
         assert not self.scheduler.in_flight
         self.ran.append(call.id)
         self.kept.append(self.scheduler.running_ids)
+        if call.id in self.costly:
+            raise CostRanks({"success": False, "id": call.id, "rank": 0, "error": "out of bounds"})
         if call.id in self.broken:
             return {"success": False, "id": call.id, "modules": []}
         self.scheduler.recompute_running()
@@ -425,6 +429,16 @@ def test_a_pause_that_waits_lets_finish_what_an_earlier_one_keeps(either: Engine
     either.turns(20)
     assert either.replies()[call] == {"success": True, "message": "paused"}
     assert either.finished() == {"running": "length"}
+
+
+def test_a_reload_that_costs_the_ranks_is_answered_before_they_go(engine: Engine) -> None:
+    engine.reload.costly.add("a")
+    call = reload(engine)
+    with pytest.raises(CostRanks, match="rank 0 cannot use its device after a reload that failed with: out of bounds"):
+        engine.turns()
+    assert engine.replies()[call]["error"] == "out of bounds"
+    # What runs is given to other ranks, which no request is to blame for.
+    assert engine.states()[-1] == "draining"
 
 
 def test_continue_cancels_a_reload_that_keeps(either: Engine) -> None:

@@ -40,6 +40,34 @@ def test_an_error_without_words_has_no_colon() -> None:
     assert describe(raised.value, {}, set())["error"] == "KeyError"
 
 
+CALLEE = """import triton
+import triton.language as tl
+
+@triton.jit
+def callee(x):
+    y = x + 1
+    return y + no_such_name
+
+
+@triton.jit
+def kernel(x):
+    tl.store(x, callee(tl.load(x)))
+"""
+
+
+def test_the_statement_of_a_kernel_that_does_not_compile_is_named(tmp_path: Path) -> None:
+    triton = pytest.importorskip("triton", reason="the extra [gpu] is not installed")
+    compiler = pytest.importorskip("triton.compiler")
+    target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    path = tmp_path / "kernel.py"
+    kernel = load(path, CALLEE).kernel
+    with pytest.raises(Exception, match="at 2:") as raised:
+        triton.compile(compiler.ASTSource(kernel, {"x": "*fp32"}, {}), target=target)
+    fault = describe(raised.value, {str(path): CALLEE}, {str(path)})
+    assert (fault["file"], fault["line"], fault["text"]) == (str(path), 7, "return y + no_such_name")
+    assert "no_such_name is not defined" in fault["error"]
+
+
 def test_the_reloaders_own_place_and_phase_win() -> None:
     error = ReloadError("read", "SyntaxError: bad", module="m", file="/m.py", line=4, text="x x")
     fault = describe(error, {}, set())

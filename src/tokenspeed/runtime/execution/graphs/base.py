@@ -98,6 +98,9 @@ class GraphBackend(Protocol):
     def session(self) -> AbstractContextManager[None]:
         """The context in which all graphs of the generation are captured."""
 
+    def renew_memory(self) -> None:
+        """Let the captures to come share no memory with those before, whose memory goes with the last of them."""
+
     def capture(self, step: Callable[[], None], *, kind: GraphKind, label: str) -> Graph:
         """Run `step` once and keep its operations.
 

@@ -58,6 +58,9 @@ class CpuGraphBackend:
         """Nothing has to be prepared."""
         return nullcontext()
 
+    def renew_memory(self) -> None:
+        """Graphs of a CPU have no memory of their own."""
+
     def capture(self, step: Callable[[], None], *, label: str, kind: GraphKind = "decode") -> CpuGraph:
         """Run `step` once, concretely, and keep its operations. Raises CaptureError."""
         recorder = StepRecorder(self._snapshots, self._outside)

@@ -44,6 +44,7 @@ class GraphMemory:
                 torch.addmm(square[0], square, square)
                 torch.mm(square, square)
         self.stream.synchronize()
+        self._number = torch.zeros(1, device=self.device)  # made now: a pool may be needed when there is no room for it
         self._open_pool()
 
     def give_up(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -52,17 +53,22 @@ class GraphMemory:
         self._unfinished.append(graph)
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self.stream.device_index, self.pool)
+            # The share in the pool that it would give up when it ends.
+            torch._C._cuda_releasePool(self.stream.device_index, self.pool)
+        self.renew()
+
+    def renew(self) -> None:
+        """Take a new pool; the one before goes with the graphs that were captured in it."""
         self._open_pool()
 
     def _open_pool(self) -> None:
         """Make the pool. A graph of its own keeps it: torch does not take a pool again that had lost its last graph."""
         self.pool = torch.cuda.graph_pool_handle()
         self._anchor = torch.cuda.CUDAGraph()
-        number = torch.zeros(1, device=self.device)
         torch.cuda.synchronize(self.device)
         with torch.cuda.stream(self.stream):
             self._anchor.capture_begin(pool=self.pool, capture_error_mode=CAPTURE_MODE)
-            number.add_(1)
+            self._number.add_(1)
             self._anchor.capture_end()
 
 
@@ -166,6 +172,11 @@ class CudaGraphBackend:
         finally:
             if was_enabled:
                 gc.enable()
+
+    def renew_memory(self) -> None:
+        """See `GraphBackend`."""
+        for memory in self._memory.values():
+            memory.renew()
 
     def capture(self, step: Callable[[], None], *, kind: GraphKind, label: str) -> CudaGraph:
         """Run `step` once on the capture stream, which computes nothing, and keep its launches. Raises CaptureError."""
