@@ -101,15 +101,3 @@ def test_weights_of_another_layout_than_the_committed_code_wants_are_loaded_anew
     said = replaced(pair, lambda: kill(pair, 1))
     assert "are loaded anew: their layout has changed (model.embed_tokens.weight)" in said
     assert pair.text("Tell me") == expected
-    assert "their weights were kept" in replaced(pair, lambda: kill(pair, 1))
-    assert pair.text("Tell me") == expected
-
-
-def test_without_the_flag_nothing_is_kept(model: Path, tmp_path: Path) -> None:
-    server = Server(str(model), *SMALL, log=tmp_path / "log").start()
-    try:
-        expected = server.text("Tell me")
-        assert "their weights were loaded anew" in replaced(server, lambda: kill(server, 0))
-        assert server.text("Tell me") == expected
-    finally:
-        assert server.stop() == 0

@@ -336,3 +336,10 @@ async def test_nothing_is_left_of_lost_ranks(serving: Callable[..., Any], genera
         call.cancel()
     assert engine.front.stop() == 0
     assert not [path for path in engine.front.run_dir.iterdir() if path.is_dir()]
+
+
+async def test_memory_is_kept_only_where_reloads_are_permitted(serving: Callable[..., Any]) -> None:
+    for config in (Config(model=MODEL), RELOADABLE):
+        async with serving(config) as engine:
+            command = psutil.Process(engine.front.rank_pid(0)).cmdline()
+            assert ("--keeper-fd" in command) == config.reload.allow_reload_forward
