@@ -39,6 +39,12 @@ LANGUAGES = {
             ),
         ),
     ),
+    "fp8": Language(
+        (),
+        (),
+        (),
+        (("tokenspeed_kernel.ops.gemm.block_fp8", "full.to(x.dtype), bias", "full.to(x.dtype) * 0.5, bias"),),
+    ),
     "gluon": Language(
         ("activation.silu_and_mul=gluon",),
         ("embedding.embedding=reference",),
@@ -96,6 +102,7 @@ def main(model: Path, scratch: Path, device: str, language: str) -> dict[str, An
         operation, _, _ = assignment.partition("=")
         del os.environ[f"TOKENSPEED_KERNEL_{operation.replace('.', '_').upper()}"]
     told: dict[str, Any] = {"original": program.serve("original"), "kernels": kernels(program)}
+    told["weights"] = processed(program)
     for number, (module, old, new) in enumerate(chosen.edits):
         edit = told[f"edit {number}"] = {"module": module}
 
@@ -107,6 +114,7 @@ def main(model: Path, scratch: Path, device: str, language: str) -> dict[str, An
                 "answers": program.serve(f"{tag}-{number}"),
                 "kernels": kernels(program),
                 "captured": captured(program),
+                "weights": processed(program),
             }
 
         program.edit(module, old, new)
@@ -117,6 +125,8 @@ def main(model: Path, scratch: Path, device: str, language: str) -> dict[str, An
         reload("restored")
     if language == "torch":
         told["tactics"] = lose_a_tactic(program)
+    if language == "fp8":
+        told["process"] = edit_processing(program)
     return told
 
 
@@ -145,6 +155,20 @@ def lose_a_tactic(program: Program) -> dict[str, Any]:
     program.restore()
     reload("without tactics")
     return told
+
+
+def edit_processing(program: Program) -> dict[str, Any]:
+    """Edit the function that brought weights into the form of the kernels."""
+    program.edit("tokenspeed_kernel.ops.gemm.block_fp8", "scales.float().t()", "2 * scales.float().t()")
+    program.call_reload()
+    program.finish()
+    return {"reply": program.reply(), "answers": program.serve("process"), "weights": processed(program)}
+
+
+def processed(program: Program) -> list[int]:
+    """Where the weights are that a layer processed once."""
+    layers = [vars(module).get("packed") or () for module in program.loop.executor.model.modules()]
+    return [weight.data_ptr() for packed in layers for weight in packed]
 
 
 def kernels(program: Program) -> list[str]:

@@ -13,19 +13,22 @@ from typing import Any
 
 import pytest
 
+from tests.block_fp8 import checkpoint
 from tests.gpu.dsl_reloading import LANGUAGES
 
 cases = pytest.mark.parametrize(
-    ("device", "language"), [("cpu", "torch"), ("cuda", "gluon"), ("cuda", "cute")], scope="module"
+    ("device", "language"), [("cpu", "torch"), ("cpu", "fp8"), ("cuda", "gluon"), ("cuda", "cute")], scope="module"
 )
 CAPTURED = {
     "torch": ("attention.decode.reference", "attention.extend.reference"),
+    "fp8": ("gemm.block_fp8_linear.reference",),
     "gluon": ("ops.activation.gluon silu_and_mul_kernel", "ops.norm.triton rms_norm_kernel"),
     "cute": ("kernel_cutlass_rms_norm_kernel", "ops.activation.gluon silu_and_mul_kernel"),
 }
 """What a captured step launches of what was chosen."""
 NOT_CAPTURED = {
     "torch": ("trimmed",),
+    "fp8": (),
     "gluon": ("ops.activation.triton", "ops.embedding.triton", "ops.rope.triton"),
     "cute": ("ops.norm.triton", "ops.activation.triton"),
 }
@@ -39,7 +42,8 @@ def told(
     if language == "cute" and importlib.util.find_spec("nvidia_cutlass_dsl") is None:
         pytest.skip("CuTe DSL is not installed")
     scratch = tmp_path_factory.mktemp("dsl")
-    command = [sys.executable, "-m", "tests.gpu.dsl_reloading", str(tiny(dtype="float32")), str(scratch)]
+    model = eight_bits(tmp_path_factory.mktemp("fp8")) if language == "fp8" else tiny(dtype="float32")
+    command = [sys.executable, "-m", "tests.gpu.dsl_reloading", str(model), str(scratch)]
     root = Path(__file__).parents[2]
     environment = {
         **os.environ,
@@ -58,6 +62,13 @@ def told(
     assert done.returncode == 0, done.stderr[-6000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def eight_bits(directory: Path) -> Path:
+    """A model with block-scaled float8 weights."""
+    checkpoint(directory, vocab_size=1000, max_position_embeddings=512)
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
 
 
 def edits(told: dict[str, Any]) -> list[dict[str, Any]]:
@@ -116,3 +127,17 @@ def test_a_tactic_stays_through_edits_until_one_removes_it_which_the_reply_says(
     (note,) = said.pop("lost")
     assert note.startswith("attention.decode.reference no longer lists the tactic that was tuned for")
     assert not any(said.values()), said
+
+
+@pytest.mark.parametrize(("device", "language"), [("cpu", "fp8")], scope="module")
+def test_processed_weights_stay_through_reloads_and_an_edit_of_the_processing_is_named(told: dict[str, Any]) -> None:
+    assert told["weights"]
+    for edit in edits(told):
+        assert all(edit[tag]["weights"] == told["weights"] for tag in ("changed", "broken", "restored"))
+    process = told["process"]
+    assert process["reply"]["success"], process["reply"]
+    assert "tokenspeed_kernel.ops.gemm.block_fp8.process" in [
+        item["what"] for item in process["reply"]["needs_restart"]
+    ]
+    assert process["weights"] == told["weights"]
+    assert process["answers"] == told["original"]
