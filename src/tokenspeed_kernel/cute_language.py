@@ -6,14 +6,17 @@ imported by the first launch of such a kernel, so that who wants none does not w
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from tokenspeed.errors import ConfigError
 from tokenspeed_kernel.triton_language import FORCE
 
 INSTALLED = importlib.util.find_spec("nvidia_cutlass_dsl") is not None
@@ -30,3 +33,28 @@ CUTE: Mapping[str, Any] = MappingProxyType(
     }
 )
 """What `register_kernel` is told of every CuTe solution: less than Triton's, so that it runs when asked for."""
+
+
+def load_cute() -> None:
+    """Import the DSL, unless it is there.
+
+    Raises:
+        ConfigError: it is installed and cannot be imported, as beside a driver that is too old for it.
+    """
+    if "cutlass.cute" in sys.modules:
+        return
+    try:
+        importlib.import_module("cutlass.cute")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"CuTe DSL cannot be loaded ({error}); install 'tokenspeed[cute]' anew, or choose other kernels"
+        ) from error
+
+
+def cute_why_not() -> str:
+    """Why there are no CuTe solutions, or nothing."""
+    if HAS_CUTE:
+        return ""
+    if not INSTALLED:
+        return "CuTe DSL is not installed; pip install 'tokenspeed[cute]'"
+    return "this torch is built without CUDA, so that CuTe's kernels are left out"

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from tokenspeed.errors import ConfigError
+from tokenspeed_kernel.cute_language import cute_why_not
 from tokenspeed_kernel.launch import launch
 from tokenspeed_kernel.overrides import Overrides, Wish
 from tokenspeed_kernel.triton_language import why_not
@@ -190,7 +191,8 @@ class Registry:
                     f"--kernel {assignment} names no operation; see `ts kernels` for those that there are"
                 )
             if solution not in known:
-                hint = f"; {why_not()}" if solution == "triton" and why_not() else ""
+                why = _why_not(solution)
+                hint = f"; {why}" if why else ""
                 raise KernelError(f"--kernel {assignment} names no solution; give one of {', '.join(known)}{hint}")
             self.overrides.set_flags({operation: (solution,)}, f"--kernel {assignment}")
 
@@ -199,8 +201,8 @@ class Registry:
         if wish is not None:
             kernels = [kernel for kernel in kernels if kernel.solution in wish.solutions]
         reasons = ", ".join(f"{kernel.name} {kernel.refusal(request)}" for kernel in kernels) or "none is registered"
-        if wish is not None and wish.solutions == ("triton",) and why_not():
-            reasons = why_not()
+        if wish is not None and len(wish.solutions) == 1:
+            reasons = _why_not(wish.solutions[0]) or reasons
         advice = "choose another --dtype or --device" if wish is None else f"drop {wish.said_by}"
         return f"no kernel for {request.operation} runs on {request} ({reasons}); {advice}"
 
@@ -283,6 +285,11 @@ def capability_of(device: torch.device) -> Capability | None:
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_capability(device)
+
+
+def _why_not(solution: str) -> str:
+    """Why no solution of this name is registered here, or nothing."""
+    return {"triton": why_not(), "gluon": why_not(), "cute": cute_why_not()}.get(solution, "")
 
 
 def _span(values: Collection[Any]) -> str:

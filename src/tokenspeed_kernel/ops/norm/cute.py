@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenspeed_kernel.cute_language import CUTE
+from tokenspeed_kernel.cute_language import CUTE, load_cute
 from tokenspeed_kernel.registry import register_kernel
 
 
@@ -37,6 +37,7 @@ def _rows(x: Tensor) -> Tensor:
 def _launch(
     x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Tensor, eps: float, has_residual: bool
 ) -> None:
+    load_cute()
     from tokenspeed_kernel.cute_run import run_cute
     from tokenspeed_kernel.ops.norm.cute_kernels import compiled
 

@@ -9,10 +9,11 @@ import torch
 
 from tokenspeed.runtime.config import KernelOptions
 from tokenspeed.runtime.engine.kernels import apply_flags
+from tokenspeed_kernel.cute_language import HAS_CUTE
 from tokenspeed_kernel.ops.attention import plan_decode_attention
 from tokenspeed_kernel.ops.norm import plan_rms_norm
 from tokenspeed_kernel.registry import REGISTRY, KernelError
-from tokenspeed_kernel.triton_language import AVAILABLE
+from tokenspeed_kernel.triton_language import AVAILABLE, HAS_GLUON
 
 CPU = torch.device("cpu")
 
@@ -51,6 +52,21 @@ def test_a_backend_that_is_not_there_is_one_sentence() -> None:
     apply_flags(KernelOptions(attention_backend="triton"))
     with pytest.raises(KernelError, match=r"attention.decode runs on cpu .*; drop --attention-backend triton$"):
         decode()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "is_there", "why"),
+    [
+        ("activation.silu_and_mul=gluon", HAS_GLUON, "Triton"),
+        ("norm.rms_norm=cute", HAS_CUTE, "CuTe DSL is not installed|this torch is built without CUDA"),
+    ],
+)
+def test_a_language_that_is_not_there_is_told(kernel: str, is_there: bool, why: str) -> None:
+    if is_there:
+        apply_flags(KernelOptions(kernel=(kernel,)))
+        return
+    with pytest.raises(KernelError, match=f"names no solution; give one of reference.*; .*({why})"):
+        apply_flags(KernelOptions(kernel=(kernel,)))
 
 
 def test_an_unknown_kernel_is_refused_before_anything_is_planned() -> None:

@@ -91,7 +91,7 @@ class CudaSwapper:
         """See `GraphBackend.prepare_swap`. Raises CannotSwap."""
         if self._edit.functions:
             function = self._edit.functions[0]
-            raise CannotSwap(f"{function.__module__}.{function.__qualname__} is no kernel")
+            raise CannotSwap(f"{function.__module__}.{function.__qualname__} is no kernel of Triton")
         if not self._reader.is_open:
             raise CannotSwap("cuda-bindings is not installed; install tokenspeed[gpu]")
         before = {
