@@ -83,21 +83,21 @@ def test_an_edited_kernel_runs_after_the_reload(server: Server) -> None:
     if graphs(server):
         assert reply["graphs"]["how"] == "recaptured"
         assert any("captured anew" in note and "SCALE" in note for note in reply["notes"]), dump(reply)
-    answers = set()
+    answers = []
     for eps in ("3.0", "30.0", "300.0"):
         server.edit(NORM, lambda text, eps=eps: re.sub(r"\beps( \+ [\d.]+)?\)", f"eps + {eps})", text))
         reply = server.reload()
         assert reply["success"], dump(reply)
-        answers.add(server.text(PROMPT))
+        answers.append(server.text(PROMPT))
         if graphs(server):
             assert reply["graphs"]["how"] == "swapped" and reply["graphs"]["nodes"] > 0, dump(reply)
             assert f"swapped {reply['graphs']['nodes']} node(s) in " in reply["message"]
-    assert len(answers) == 3 and before not in answers
+    assert before not in answers
     # What undoes an edit exactly leaves the swapped kernels where they are.
     server.edit(NORM, lambda text: text.replace("eps + 300.0)", "eps + missing)"))
     reply = server.reload()
     assert not reply["success"] and reply["phase"] == "warm", dump(reply)
-    assert server.text(PROMPT) in answers
+    assert server.text(PROMPT) == answers[-1]
 
 
 def test_an_edited_sampler_runs_after_the_reload(server: Server) -> None:

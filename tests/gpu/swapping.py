@@ -69,6 +69,8 @@ class Swapping:
 
     def reload(self, tag: str) -> None:
         """Reload under load, and compare every graph with the code by itself and with a new capture."""
+        from tokenspeed.runtime.execution.swap import same_bits
+
         before, after, reply = self.program.reload_under_load(tag)
         executor = self.program.loop.executor
         fresh = executor.capture(0, lambda _: None)
@@ -77,9 +79,7 @@ class Swapping:
             for size, graph in getattr(executor.generation, kind).items():
                 again = getattr(fresh, kind)[size]
                 eager = executor.computed(kind, size)
-                same.append(
-                    [executor.computed(kind, size, graph) == eager, executor.computed(kind, size, again) == eager]
-                )
+                same.append([same_bits(executor.computed(kind, size, each), eager) for each in (graph, again)])
                 nodes.append([[node.name for node in each.nodes] for each in (graph, again)])
         self.told[tag] = {
             "reply": reply,

@@ -262,15 +262,15 @@ class Executor:
         return Generation(number, decode, prefill)
 
     @torch.inference_mode()
-    def computed(self, kind: GraphKind, size: int, graph: Graph | None = None) -> list[bytes]:
-        """What one planned step leaves behind for dummy inputs: run eagerly, or by a replay of `graph`."""
+    def computed(self, kind: GraphKind, size: int, graph: Graph | None = None) -> list[torch.Tensor]:
+        """Copies of what one planned step leaves behind for dummy inputs: run eagerly, or by a replay of `graph`."""
         step = self._step(kind, size)
         self.buffers.fill_dummy(step.shape, self.pool.scratch)
         for tensor in step.results:
             tensor.zero_()
         step.run() if graph is None else graph.replay()
         self.synchronize()
-        return [tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes() for tensor in step.results]
+        return [tensor.clone() for tensor in step.results]
 
     def has_own_slots(self, kind: GraphKind, size: int) -> bool:
         """Whether each token of the dummy step has a slot of its own, so that what it computes is always the same."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
@@ -73,14 +75,19 @@ class KernelSwap:
         if not self.executor.has_own_slots(kind, size):
             raise CannotSwap(f"there is too little scratch memory to prove {graph.label}")
         first = self.executor.computed(kind, size)
-        if self.executor.computed(kind, size, graph) == first:
+        if same_bits(self.executor.computed(kind, size, graph), first):
             return
-        if self.executor.computed(kind, size) != first:
+        if not same_bits(self.executor.computed(kind, size), first):
             raise CannotSwap(f"the edited code computes something else each time, so that {graph.label} has no proof")
         raise SwapFailed(
             f"{graph.label} with the edited kernels in it computes something else than the edited code does when it "
             "runs by itself; look for what depends on more than the arguments of the kernel"
         )
+
+
+def same_bits(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors of equal shapes and types agree in every bit, those of NaN included."""
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(left, right, strict=True))
 
 
 def prepare_swap(executor: Executor, edit: BodyEdit) -> KernelSwap:

@@ -19,6 +19,8 @@ LLAMA = "tokenspeed.runtime.models.llama"
 EXTRA = "tokenspeed.runtime.models.extra"
 SAMPLER = "tokenspeed.runtime.sampling.sampler"
 LINEAR = "tokenspeed.runtime.layers.linear"
+ACTIVATION = "tokenspeed_kernel.ops.activation.reference"
+PRODUCT = "return silu(gate) * up"
 REDUCE = "self.group.all_reduce(self.project(x, self.bias if self.group.rank == 0 else None))"
 MLP = "return self.mlp(hidden), residual"
 FORWARD = "        hidden, residual = self.input_layernorm(hidden, residual)\n"
@@ -100,7 +102,7 @@ def goes_on(edited: Edited) -> Iterator[None]:
     if edited.at_start is None:
         edited.at_start = edited.answers()
     yield
-    for module in (LINEAR, LLAMA, SAMPLER):
+    for module in (LINEAR, LLAMA, SAMPLER, ACTIVATION):
         edited.revert(module)
     reply = edited.reload()
     assert reply["success"], reply
@@ -109,6 +111,31 @@ def goes_on(edited: Edited) -> Iterator[None]:
 
 def on_rank(rank: int, statement: str, condition: str = "True") -> str:
     return f"        if {RANK} == {rank} and {condition}:\n            {statement}\n"
+
+
+@pytest.mark.parametrize("edited", ["graphs", "three"], indirect=True)
+def test_kernels_are_swapped_on_all_ranks_or_on_none(edited: Edited) -> None:
+    seen = [edited.answers()]
+
+    def reload(how: str) -> dict[str, Any]:
+        reply = edited.reload()
+        assert reply["success"] and reply["graphs"]["how"] == how, reply
+        seen.append(edited.answers())
+        assert seen[-1] not in seen[:-1]
+        return reply
+
+    for factor in (0.5, 0.25):
+        edited.write(ACTIVATION, PRODUCT, f"{PRODUCT} * {factor}")
+        reload("swapped")
+    edited.write(ACTIVATION, PRODUCT, f"{PRODUCT} * missing")
+    assert edited.reload()["phase"] == "warm"
+    assert edited.answers() == seen[-1]
+    # One rank has more to do than to run another body.
+    only_one = f"{PRODUCT} * 0.75\n\n\nif __import__('torch').distributed.get_rank() == 1:\n    EXTRA = 1\n"
+    edited.write(ACTIVATION, PRODUCT, only_one)
+    assert any("EXTRA has another value" in note for note in reload("recaptured")["notes"])
+    edited.write(ACTIVATION, PRODUCT, only_one.replace("0.75", "0.125"))
+    reload("swapped")
 
 
 @pytest.mark.parametrize("edited", ["graphs"], indirect=True)

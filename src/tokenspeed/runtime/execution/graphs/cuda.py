@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-from tokenspeed.runtime.execution.graphs.base import BodyEdit, CaptureError, Graph, GraphKind, Node
+from tokenspeed.runtime.execution.graphs.base import BodyEdit, CannotSwap, CaptureError, Graph, GraphKind, Node
 from tokenspeed.runtime.execution.graphs.cuda_nodes import NodeReader, RawNode
 from tokenspeed.runtime.execution.graphs.cuda_swap import CudaSwap, CudaSwapper
 from tokenspeed.runtime.execution.graphs.triton_kernels import LoadedKernel, loaded_kernels
@@ -190,7 +190,10 @@ class CudaGraphBackend:
 
     def prepare_swap(self, graphs: Sequence[Graph], edit: BodyEdit) -> list[CudaSwap]:
         """See `GraphBackend`. Raises CannotSwap."""
-        return CudaSwapper(self._reader, edit).prepare([graph for graph in graphs if isinstance(graph, CudaGraph)])
+        try:
+            return CudaSwapper(self._reader, edit).prepare([graph for graph in graphs if isinstance(graph, CudaGraph)])
+        except CaptureError as error:
+            raise CannotSwap(str(error)) from error
 
     def _record(self, graph: torch.cuda.CUDAGraph, step: Callable[[], None], memory: GraphMemory, label: str) -> None:
         graph.capture_begin(pool=memory.pool, capture_error_mode=CAPTURE_MODE)
