@@ -62,17 +62,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=["eager", "graphs", "overlap"])
+@pytest.fixture(scope="module", params=["graphs", "overlap"])
 def engine(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> InProcessEngine:
     """One whose cache holds about half of what the requests would fill."""
-    graphs = request.param != "eager"
     config = Config(
         model=ModelOptions(model=str(model), device="cpu", max_model_len=128),
         scheduler=SchedulerOptions(max_num_seqs=6, max_num_batched_tokens=24),
         cache=CacheOptions(max_total_tokens=160, block_size=4),
-        graphs=GraphOptions(
-            cpu_graphs=graphs, cudagraph_capture_sizes=(2, 4) if graphs else None, prefill_graph_max_tokens=16
-        ),
+        graphs=GraphOptions(cpu_graphs=True, cudagraph_capture_sizes=(2, 4), prefill_graph_max_tokens=16),
     )
     made = InProcessEngine(config, tmp_path_factory.mktemp("run"), overlap=request.param == "overlap").start()
     if request.param == "overlap":
