@@ -33,6 +33,16 @@ def kernel(x, y, number, plain, rate, FLAG: tl.constexpr, BLOCK: tl.constexpr = 
         value += tl.load(y + column)
     tl.store(x + column, value)
 """
+GLUON = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+@gluon.jit
+def kernel(x, number, BLOCK: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    column = gl.arange(0, BLOCK, layout=layout)
+    gl.store(x + column * number, gl.load(x + column * number) * 2.0)
+"""
 HELPERS = "import triton\n@triton.jit\ndef scale(value):\n    return value * 3.0\n"
 
 
@@ -142,6 +152,27 @@ def test_an_edit_is_launched_and_so_is_its_undo(device: Hopper, project: Project
     assert launched() == before
     project.reload()
     assert launched() != before
+
+
+def test_an_edit_of_a_kernel_in_gluon_is_launched_and_so_is_its_undo(device: Hopper, project: Project) -> None:
+    project.write(launch_gluon=GLUON)
+    project.watch("launch_gluon")
+    kernel = project.load("launch_gluon").kernel
+
+    def launched() -> int:
+        for _ in range(2):
+            run_triton(kernel, (1,), X, 16, BLOCK=128, num_warps=4)
+        (first, _, args), (second, _, again) = device.launches[-2:]
+        assert (first, args) == (second, again)
+        return first
+
+    before = launched()
+    path = project.root / "launch_gluon.py"
+    path.write_text(path.read_text().replace("* 2.0", "* 3.0"))
+    transaction = project.reloader.reload()
+    assert launched() != before
+    transaction.undo()
+    assert launched() == before
 
 
 def test_a_constant_that_changes_under_a_kernel_is_refused_as_triton_refuses_it(
