@@ -18,7 +18,8 @@ from tokenspeed.runtime.protocol.calls import Continue, ControlCall, FlushCache,
 from tokenspeed.runtime.protocol.refusals import NOT_ENABLED, reload_failure
 from tokenspeed.runtime.protocol.reports import RequestOutput
 from tokenspeed.runtime.protocol.state import Loads, ReloadStatus
-from tokenspeed.runtime.reload.forward import CostRanks, ForwardReload
+from tokenspeed.runtime.reload.failures import CostRanks
+from tokenspeed.runtime.reload.forward import ForwardReload
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
 
 

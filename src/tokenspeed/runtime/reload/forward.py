@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from tokenspeed.errors import TokenSpeedError
 from tokenspeed.runtime.distributed.channel import Channel
 from tokenspeed.runtime.distributed.errors import culprit, is_victim
-from tokenspeed.runtime.distributed.vote import Ballot, Verdict, Vote
+from tokenspeed.runtime.distributed.vote import Ballot, Vote
 from tokenspeed.runtime.distributed.world import World
 from tokenspeed.runtime.execution.dummies import Part, see_nothing
-from tokenspeed.runtime.execution.executor import DeviceLost, Executor
+from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.execution.generation import Generation
 from tokenspeed.runtime.execution.graphs.base import BodyEdit, CannotSwap, CaptureError, EditedKernel
 from tokenspeed.runtime.execution.plans import Plans
@@ -28,7 +27,8 @@ from tokenspeed.runtime.protocol.refusals import reload_failure
 from tokenspeed.runtime.protocol.reports import CallReply
 from tokenspeed.runtime.reload.committed import CommittedCode
 from tokenspeed.runtime.reload.device import TrialDevice
-from tokenspeed.runtime.reload.fault import Fault, describe
+from tokenspeed.runtime.reload.failures import CostRanks, NotUndone, PhaseFailed
+from tokenspeed.runtime.reload.fault import describe
 from tokenspeed.runtime.reload.finite import Finiteness, Observation
 from tokenspeed.runtime.reload.reply import nothing_changed, overlay_note, success
 from tokenspeed.runtime.scheduler.scheduler import Scheduler
@@ -47,61 +47,12 @@ from tokenspeed_reload import (
     UnknownModules,
 )
 
-OTHER_COLLECTIVES = (
-    "captured other collectives than the other ranks; every rank must call the same ones in the same order"
-)
-OTHER_RESULTS = (
-    "computes other logits or samples other ids than the other ranks, and these must be equal in every bit; look for "
-    "what differs by rank, time or hash order in the edit"
-)
 TOLD_AS = {"proof": "graphs"}
 """Phases that replies count as parts of others."""
-NOWHERE: Fault = {"file": None, "line": None, "text": None, "trace": []}
 
 Result = TypeVar("Result")
 Status = Callable[[str, Reload, str], None]
 """Called with the state, the call and a detail at every change."""
-
-
-class PhaseFailed(Exception):
-    """Some rank failed in a phase; every rank raises the same."""
-
-    def __init__(self, phase: str, rank: int, fault: Fault):
-        super().__init__(fault["error"])
-        self.phase = str(fault.get("phase", phase))
-        self.rank = rank
-        self.device_lost = False
-        self.fault = {name: value for name, value in fault.items() if name != "phase"}
-
-    @classmethod
-    def of(cls, verdict: Verdict, phase: str) -> PhaseFailed | None:
-        """What a verdict says of `phase`; None when all ranks came through it alike."""
-        failed = verdict.failed
-        if failed is not None and failed.error is not None:
-            # Of the rank that is to blame, where that is another one.
-            failure = cls(phase, failed.rank if failed.culprit is None else failed.culprit, failed.error)
-            failure.device_lost = verdict.device_lost
-            return failure
-        for rank, how in ((verdict.out_of_step, OTHER_COLLECTIVES), (verdict.odd, OTHER_RESULTS)):
-            if rank is not None:
-                return cls(phase, rank, {**NOWHERE, "error": f"rank {rank} {how}"})
-        return None
-
-
-class NotUndone(TokenSpeedError):
-    """A failed edit could not be taken back whole: this rank holds a mixture of old and new code."""
-
-    def __init__(self, why: list[str]):
-        told = "; ".join(dict.fromkeys(why))
-        super().__init__(f"a failed edit could not be undone ({told}); the ranks have to start anew")
-
-
-class CostRanks(DeviceLost):
-    """A reload has failed and cost a rank its device: the ranks have to be replaced. `body` is the reply."""
-
-    def __init__(self, body: dict[str, Any]):
-        super().__init__(f"rank {body['rank']} cannot use its device after a reload that failed with: {body['error']}")
-        self.body = body
 
 
 class ForwardReload:

@@ -14,7 +14,7 @@ from tokenspeed.runtime.protocol.message import Message
 from tokenspeed.runtime.protocol.reports import CallReply, Outputs
 from tokenspeed.runtime.protocol.sampling import SamplingParams
 from tokenspeed.runtime.protocol.state import ReloadStatus
-from tokenspeed.runtime.reload.forward import CostRanks
+from tokenspeed.runtime.reload.failures import CostRanks
 from tokenspeed.runtime.scheduler.batch import Batch
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.request import Request
