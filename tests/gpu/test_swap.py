@@ -25,7 +25,7 @@ def told(device: str, tiny: Callable[..., Path], tmp_path_factory: pytest.TempPa
     command = [sys.executable, str(program), str(tiny(dtype="float32")), str(scratch), device]
     paths = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=500, env={**os.environ, "PYTHONPATH": paths}
+        command, capture_output=True, text=True, check=False, timeout=570, env={**os.environ, "PYTHONPATH": paths}
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

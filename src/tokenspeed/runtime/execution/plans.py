@@ -45,6 +45,7 @@ class Plans:
 
     def restore(self, state: tuple[State, Any]) -> None:
         """Return to a snapshot."""
+        self._before = []  # what plans have just made is not to be held
         modules, self.executor.sample_kernel = state
         for module, attributes, registered in modules:
             vars(module).clear()

@@ -94,6 +94,7 @@ class CudaSwapper:
             raise CannotSwap(f"{function.__module__}.{function.__qualname__} is no kernel of Triton")
         if not self._reader.is_open:
             raise CannotSwap("cuda-bindings is not installed; install tokenspeed[gpu]")
+        self._check_given(graphs)
         before = {
             specialisation.function: specialisation
             for edited in self._edit.kernels
@@ -110,6 +111,17 @@ class CudaSwapper:
             CudaSwap(graph, self._reader, [(*pairs[function], handles) for function, handles in held.items()])
             for graph, held in zip(graphs, nodes, strict=True)
         ]
+
+    def _check_given(self, graphs: Sequence[CudaGraph]) -> None:
+        """Refuse kernels that are given an edited one as a constant: their own code has not changed, what they run has.
+
+        Triton writes the hash of such a constant into the key of a specialisation.
+        """
+        hashes = {edited.before.get("hash"): edited.name for edited in self._edit.kernels if edited.before.get("hash")}
+        for kernel in {key: k for graph in graphs for key, k in graph.kernels.items()}.values():
+            for text, name in hashes.items():
+                if str(text) in kernel.specialisation:
+                    raise CannotSwap(f"{name} is given to {kernel.name} as an argument")
 
     def _nodes(self, graph: CudaGraph, before: Mapping[int, Specialisation]) -> dict[int, list[int]]:
         """The nodes of a graph that launch superseded kernels, by these."""

@@ -45,8 +45,22 @@ def kernel(x, y, number, plain, rate, FLAG: tl.constexpr, BLOCK: tl.constexpr = 
 @triton.jit
 def other(x, BLOCK: tl.constexpr):
     tl.store(x + tl.arange(0, BLOCK), 1.0)
+
+@triton.jit
+def given(x, F: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), F(tl.load(x)))
 """
-HELPERS = "import triton\n@triton.jit\ndef scale(value):\n    return value * 3.0\n"
+HELPERS = """
+import triton
+
+@triton.jit
+def scale(value):
+    return value * 3.0
+
+@triton.jit
+def argument(value):
+    return value * 5.0
+"""
 MEMORY = torch.zeros(4096)
 X = MEMORY[:1024]
 CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
@@ -119,6 +133,7 @@ class Captured:
         for args, meta in CALLS:
             run_triton(self.module.kernel, (1,), *args, **meta)
         run_triton(self.module.other, (1,), X, BLOCK=64)
+        run_triton(self.module.given, (1,), X, F=project.load("swap_helpers").argument, BLOCK=64)
         self.modules = KernelModules(self.reader, ["swap_kernels"])
         loaded = dict(loaded_kernels(["swap_kernels"]))
         self.graphs = [self.graph(number, loaded) for number in (1, 2)]
@@ -148,7 +163,7 @@ class Captured:
 
     def functions(self) -> list[int]:
         """What the executables launch that is a specialisation of `kernel`."""
-        others = {9999, *(k.function for k in self.graphs[0].kernels.values() if k.source is self.module.other)}
+        others = {9999, *(k.function for k in self.graphs[0].kernels.values() if k.source is not self.module.kernel)}
         return [launch[0] for _, launch in sorted(self.cuda.executables.items()) if launch[0] not in others]
 
 
@@ -232,7 +247,7 @@ def test_three_exchanges_in_a_row_leave_nothing_behind(captured: Captured) -> No
     # Neither template nor executable names what is unloaded, and the side table agrees.
     assert captured.cuda.templates == captured.cuda.executables
     held = set(captured.graphs[0].kernels)
-    assert set(captured.functions()) <= held and len(held) == len(CALLS) + 1
+    assert set(captured.functions()) <= held and len(held) == len(CALLS) + 2
 
 
 def test_an_exchange_that_fails_half_way_is_taken_back(captured: Captured) -> None:
@@ -261,6 +276,11 @@ def test_shared_memory_and_threads_follow(captured: Captured) -> None:
 def test_what_does_not_compile_is_captured_anew(captured: Captured) -> None:
     with pytest.raises(CannotSwap, match=r"swap_kernels\.kernel cannot be compiled"):
         captured.prepare(captured.edit("+ plain", "+ undefined_name"))
+
+
+def test_a_kernel_that_others_are_given_is_captured_anew(captured: Captured) -> None:
+    with pytest.raises(CannotSwap, match=r"swap_helpers\.argument is given to given"):
+        captured.prepare(captured.edit("value * 5.0", "value * 6.0"))
 
 
 @pytest.mark.parametrize("name", ["global_scratch_size", "launch_pdl", "cluster_dims", "launch_cooperative_grid"])
