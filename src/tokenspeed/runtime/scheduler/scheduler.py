@@ -8,6 +8,7 @@ from tokenspeed.runtime.cache.manager import KVCacheManager
 from tokenspeed.runtime.protocol.reports import FinishReason, RequestOutput
 from tokenspeed.runtime.protocol.state import FIRST_WEIGHT_VERSION, Loads
 from tokenspeed.runtime.scheduler.batch import UNKNOWN_ID, Batch, BatchBuilder, Row, StepLogprobs
+from tokenspeed.runtime.scheduler.counters import Counters
 from tokenspeed.runtime.scheduler.limits import SchedulerLimits
 from tokenspeed.runtime.scheduler.logprobs import by_request, with_logprobs
 from tokenspeed.runtime.scheduler.request import Request, RequestState
@@ -50,11 +51,7 @@ class Scheduler:
         self._live: dict[str, Request] = {}
         self._uncommitted: deque[Batch] = deque()
         self._waiting_tokens = 0
-        self._prefix_queried_tokens = 0
-        self._prefix_hit_tokens = 0
-        self._preemptions = 0
-        self._steps = 0
-        self._step_tokens = 0
+        self._counters = Counters()
         self._admitted: list[str] = []
         self._generation = 0
         self._weight_version = FIRST_WEIGHT_VERSION
@@ -155,8 +152,8 @@ class Scheduler:
         batch = step.build()
         if batch is not None:
             self._uncommitted.append(batch)
-            self._steps += 1
-            self._step_tokens += batch.num_tokens
+            self._counters.steps += 1
+            self._counters.step_tokens += batch.num_tokens
         return batch
 
     def take_admitted(self) -> list[str]:
@@ -256,11 +253,7 @@ class Scheduler:
             used_blocks=self.cache.used_blocks,
             cached_blocks=self.cache.cached_blocks,
             total_blocks=self.cache.num_blocks,
-            prefix_queried_tokens=self._prefix_queried_tokens,
-            prefix_hit_tokens=self._prefix_hit_tokens,
-            preemptions=self._preemptions,
-            steps=self._steps,
-            step_tokens=self._step_tokens,
+            **vars(self._counters),
             paused=paused,
             held=held,
             generation=self._generation,
@@ -351,8 +344,8 @@ class Scheduler:
             request.cached_tokens = num_found
         self._admitted.append(request.request_id)
         if self.cache.enable_prefix_caching:
-            self._prefix_queried_tokens += len(request.token_ids)
-            self._prefix_hit_tokens += num_found
+            self._counters.prefix_queried_tokens += len(request.token_ids)
+            self._counters.prefix_hit_tokens += num_found
 
     def _make_room(self, request: Request, step: BatchBuilder) -> bool:
         """Give the request one more block, preempting from the youngest on; False when it has to wait.
@@ -366,7 +359,7 @@ class Scheduler:
                 step.held_back = victim
                 return False
             self._set_back_youngest()
-            self._preemptions += 1
+            self._counters.preemptions += 1
             if victim is request:
                 return False
         return True
