@@ -7,6 +7,8 @@ import json
 import random
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -17,8 +19,9 @@ from tests.fuzz.sources import MODULES
 Reply = dict[str, Any]
 
 WAYS = {
-    "wait": 50,
-    "abort": 16,
+    "wait": 36,
+    "keep": 18,
+    "abort": 12,
     "named": 8,
     "concurrent": 8,
     "same id": 4,
@@ -27,6 +30,8 @@ WAYS = {
     "cancelled": 4,
 }
 """How often each is taken, of a hundred."""
+
+MODES = ("wait", "keep", "abort")
 
 
 class Calls:
@@ -38,6 +43,8 @@ class Calls:
         self.limit_s = limit_s
         self.aborted: list[tuple[float, float]] = []
         """Between which times of `time.monotonic` running requests were ended."""
+        self.kept: list[tuple[float, float]] = []
+        """Between which of them running requests were held, to go on with the code of then."""
 
     async def control(self, method: str, path: str, body: Any = None) -> Reply:
         """One control call; a reply that does not come is a TimeoutError."""
@@ -47,12 +54,19 @@ class Calls:
                 return parsed
 
     async def reload(self, **body: Any) -> Reply:
-        """`reload_forward` with a fresh id."""
+        """`reload_forward` with a fresh id; the reply has the mode too."""
+        with self._noted(body.get("mode", "wait")):
+            reply = await self.control("POST", "/reload_forward", {"id": uuid.uuid4().hex, **body})
+        return {**reply, "mode": body.get("mode", "wait")}
+
+    @contextmanager
+    def _noted(self, mode: str) -> Iterator[None]:
+        """Note when running requests may end or be held."""
         begun = time.monotonic()
-        reply = await self.control("POST", "/reload_forward", {"id": uuid.uuid4().hex, **body})
-        if body.get("mode") == "abort":
-            self.aborted.append((begun, time.monotonic()))
-        return reply
+        yield
+        noted = {"abort": self.aborted, "keep": self.kept}.get(mode)
+        if noted is not None:
+            noted.append((begun, time.monotonic()))
 
     async def loads(self) -> Reply:
         """What the scheduler holds."""
@@ -61,15 +75,15 @@ class Calls:
 
     async def send(self, way: str, edit: Edit, rng: random.Random) -> list[Reply]:
         """Send an edit; the last reply is the one that counts."""
-        if way == "abort":
-            return [await self.reload(mode="abort")]
+        if way in ("abort", "keep"):
+            return [await self.reload(mode=way)]
         if way == "named":
             names = [name for name in edit.modules if name in MODULES]
             replies = [await self.reload(modules=names)] if names else []
             # What lies in new files was not named.
             return [*replies, await self.reload()] if not replies or replies[-1].get("pending") else replies
         if way == "concurrent":
-            modes = rng.choices(("wait", "abort"), k=2)
+            modes = rng.choices(MODES, k=2)
             replies = await asyncio.gather(*(self.reload(mode=mode) for mode in modes))
             return sorted(replies, key=lambda reply: bool(reply["success"] and reply["modules"]))
         if way == "same id":
@@ -77,18 +91,18 @@ class Calls:
             assert first == second, f"one id, two answers: {first} and {second}"
             return [first]
         if way == "paused":
-            mode = rng.choice(("wait", "abort"))
-            begun = time.monotonic()
-            paused = await self.control("POST", "/pause_generation", {"mode": mode})
-            if mode == "abort":
-                self.aborted.append((begun, time.monotonic()))
-            assert paused["success"], f"not paused: {paused}"
-            reply = await self.reload(mode=rng.choice(("wait", "abort")))
-            assert (await self.loads())["paused"], "the reload ended the pause"
+            mode = rng.choice(MODES)
+            with self._noted("keep" if mode == "keep" else "wait"):
+                with self._noted(mode):
+                    paused = await self.control("POST", "/pause_generation", {"mode": mode})
+                assert paused["success"], f"not paused: {paused}"
+                reply = await self.reload(mode=rng.choice(MODES))
+                assert (await self.loads())["paused"], "the reload ended the pause"
             await self.control("POST", "/continue_generation")
             return [reply]
         if way == "short timeout":
-            return await self._until_it_ran(self.reload(timeout_s=rng.choice((0.001, 0.02, 0.1))), "timeout")
+            first = self.reload(timeout_s=rng.choice((0.001, 0.02, 0.1)), mode=rng.choice(("wait", "keep")))
+            return await self._until_it_ran(first, "timeout")
         if way == "cancelled":
             call = asyncio.create_task(self.reload())
             await asyncio.sleep(rng.random() * 0.1)

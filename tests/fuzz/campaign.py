@@ -18,6 +18,7 @@ import aiohttp
 
 from tests.e2e.harness import Server
 from tests.fuzz.calls import Calls, Reply, draw_way
+from tests.fuzz.faults import not_finite
 from tests.fuzz.load import PROMPTS, Answer, Load, finish, wrong
 from tests.fuzz.program import Edit, Kinds, Numbers, Program
 from tests.fuzz.result import Result, Step
@@ -81,6 +82,8 @@ class Campaign:
         self._failing: list[tuple[float, float, str]] = []
         """From when to when requests may end with which error."""
         self._commits = 0
+        self._continued: list[tuple[Answer, int]] = []
+        """Answers of two codes, each with the first token that the old one did not give."""
 
     def run(self) -> Result:
         """All edits; raises a `Finding` at the first thing that must not happen."""
@@ -141,14 +144,19 @@ class Campaign:
         elif edit.numbers is not None:
             known = self._known.setdefault(edit.numbers, self._last)
             _same(known, self._last, "probes of the same code")
-        self._check_answers([last, self._last])
-        step = Step(edit.number, edit.kind, way, edit.expect, committed, round(seconds, 3))
-        step.phase, step.rank = (
-            (replies[-1].get("phase") or "", replies[-1].get("rank")) if not committed else ("", None)
-        )
+        self._check_answers([last, self._last], committed)
+        await self._check_continued()
+        reply = replies[-1]
+        step = Step(edit.number, edit.kind, way, edit.expect, committed, round(seconds, 3), mode=reply["mode"])
+        if committed:
+            how = next(one["graphs"]["how"] for one in replies if one["success"] and one["modules"])
+            step.came = "eager" if how == "none" else how
+        else:
+            step.phase, step.rank = reply.get("phase") or "", reply.get("rank")
+            step.came = "not finite" if not_finite.MARK in reply["error"] else "failed"
         self.result.steps.append(step)
         self.result.usages.append(usage(self.server))
-        self.tell(f"{edit.number:>5} {'committed' if committed else 'failed':<9} {seconds:6.2f} s  {way}: {edit.kind}")
+        self.tell(f"{edit.number:>5} {step.came:<10} {seconds:6.2f} s  {way}: {edit.kind}")
         await self._settle(edit, committed, last, rng)
         self._commits += committed
         if committed and self.settings.fresh_every and self._commits % self.settings.fresh_every == 0:
@@ -231,7 +239,7 @@ class Campaign:
         status = await self.calls.control("GET", "/reload_status")
         assert status["state"] == "idle", f"the reload is over, and its state {status}"
 
-    def _check_answers(self, probes: list[Probe]) -> None:
+    def _check_answers(self, probes: list[Probe], committed: bool) -> None:
         expected = [json.loads(probe) for probe in probes]
         for answer in self.load.take():
             span = answer.started, answer.ended
@@ -241,35 +249,43 @@ class Campaign:
             assert problem is None, f"a request ({answer.kind}) {problem}; it was {answer.body}"
             self.result.requests["left" if answer.left else "error" if answer.error else finish(answer.choices[0])] += 1
             if answer.kind == "greedy" and not answer.body["stream"] and not answer.error:
-                self._compare(answer, expected)
-        del self.calls.aborted[:-4]
+                kept = any(begin <= span[1] and end >= span[0] for begin, end in self.calls.kept)
+                self._compare(answer, expected, may_change=kept and committed)
+        del self.calls.aborted[:-4], self.calls.kept[:-4]
 
-    def _compare(self, answer: Answer, expected: list[Any]) -> None:
-        """A greedy answer under load is that of the code before or after the edit.
+    def _compare(self, answer: Answer, expected: list[Any], may_change: bool) -> None:
+        """A greedy answer under load is that of the code before or after the edit, or begun by one and ended by the
+        other where running requests were kept.
 
         A batch may add in another order, so that of two tokens with nearly equal scores the other one is taken.
         """
         index = PROMPTS.index(tuple(answer.body["input_ids"]))
-        meta = answer.choices[0]["meta_info"]
-        told = [(int(token), logprob) for logprob, token, *_ in meta["output_token_logprobs"]]
-        for probe in expected:
-            ids, logprobs = probe[index]
-            pairs = zip(told, zip(ids, logprobs, strict=True), strict=False)
-            for (token, logprob), (want, (want_logprob, *_)) in pairs:
-                if logprob is None or want_logprob is None or abs(logprob - want_logprob) > 0.01:
-                    close = logprob is None or want_logprob is None
-                    break
-                if token != want:
-                    close = True
-                    break
-            else:
-                close = True
-            if close:
-                self.result.compared += 1
-                return
-        raise AssertionError(
-            f"a greedy answer under load is neither the old code's nor the new one's: {told} {expected}"
-        )
+        told = _tokens(answer)
+        wanted = [list(zip(ids, [logprob for logprob, *_ in logprobs], strict=True)) for ids, logprobs in
+                  (probe[index] for probe in expected)]  # fmt: skip
+        if any(_differ_at(told, want) is None for want in wanted):
+            self.result.compared += 1
+            return
+        assert may_change, f"a greedy answer under load is neither the old code's nor the new one's: {told} {expected}"
+        self._continued.append((answer, _differ_at(told, wanted[0]) or 0))
+
+    async def _check_continued(self) -> None:
+        """What the new code added to an answer of the old one is what it adds to it as a prompt."""
+        continued, self._continued = self._continued, []
+        for answer, at in continued[:2]:
+            told = _tokens(answer)
+            body = {
+                "input_ids": [*answer.body["input_ids"], *(token for token, _ in told[:at])],
+                "sampling_params": {"max_new_tokens": len(told) - at, "temperature": 0, "ignore_eos": True},
+                "return_logprob": True,
+            }
+            async with asyncio.timeout(self.settings.limit_s):
+                again = await self.load.ask("continued", body)
+            assert not again.error, f"a kept answer cannot be continued: {again.error}"
+            assert _differ_at(told[at:], _tokens(again)) is None, (
+                f"a kept answer goes on from token {at} as neither code would: {told} {_tokens(again)}"
+            )
+            self.result.continued += 1
 
     async def _until(self, condition: Callable[[], bool], problem: str) -> None:
         deadline = time.monotonic() + self.settings.limit_s
@@ -324,3 +340,20 @@ def _same(first: Probe, second: Probe, what: str) -> None:
     for index, (one, other) in enumerate(zip(json.loads(first), json.loads(second), strict=True)):
         # As text: NaN equals itself there.
         assert json.dumps(one) == json.dumps(other), f"{what} differ, first number {index}:\n{one}\n{other}"
+
+
+def _tokens(answer: Answer) -> list[tuple[int, float | None]]:
+    """Each token of an answer with its log-probability."""
+    return [(int(token), value) for value, token, *_ in answer.choices[0]["meta_info"]["output_token_logprobs"]]
+
+
+def _differ_at(told: list[tuple[int, float | None]], wanted: list[tuple[int, float | None]]) -> int | None:
+    """The first token at which two answers are of different codes; None where one code may have given both."""
+    for index, ((token, value), (want, want_value)) in enumerate(zip(told, wanted, strict=False)):
+        if value is None or want_value is None:
+            return None
+        if abs(value - want_value) > 0.01:
+            return index
+        if token != want:
+            return None
+    return None

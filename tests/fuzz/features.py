@@ -39,6 +39,8 @@ class Feature:
     make: Callable[[Sources, Any], None]
     numeric: bool = True
     """Whether it changes what some request gets."""
+    in_kernels: bool = False
+    """Whether it changes nothing but bodies of kernels, so that captured steps can take it as they are."""
 
 
 def _mlp_factor(sources: Sources, value: float) -> None:
@@ -48,6 +50,10 @@ def _mlp_factor(sources: Sources, value: float) -> None:
 def _gain_constant(sources: Sources, value: float) -> None:
     sources.replace(ACTIVATION, "return silu(gate) * up\n", "return silu(gate) * up * GAIN\n")
     sources.append(ACTIVATION, f"GAIN = {value}")
+
+
+def _gate_factor(sources: Sources, value: float) -> None:
+    sources.replace(ACTIVATION, "return silu(gate) * up", f"return silu(gate) * {value} * up")
 
 
 def _norm_epsilon(sources: Sources, value: float) -> None:
@@ -186,15 +192,16 @@ def _keyword_argument(sources: Sources, value: str) -> None:
 FEATURES: tuple[Feature, ...] = (
     Feature("factor in a layer", (0.5, -0.7, 2.0), _mlp_factor),
     Feature("constant of a kernel", (0.75, 0.25), _gain_constant),
-    Feature("expression in a kernel", (0.5, 3.0), _norm_epsilon),
+    Feature("factor in a kernel", (0.8, 1.25), _gate_factor, in_kernels=True),
+    Feature("expression in a kernel", (0.5, 3.0), _norm_epsilon, in_kernels=True),
     Feature("function in a new file", (0.5, -0.5), _rotation_in_a_new_file),
     Feature("field of a dataclass", (0.5, 2.0), _field_of_the_context),
     Feature("table of a plan", (2.0, 30.0), _table_of_a_plan),
-    Feature("embedding kernel", (0.5, 1.5), _embedding_factor),
+    Feature("embedding kernel", (0.5, 1.5), _embedding_factor, in_kernels=True),
     Feature("property of a class", (0.5, 2.0), _logits_property),
     Feature("kernel of higher priority", (0.5, 0.25), _kernel_of_higher_priority),
     Feature("decorator of a method", (0.5, 3.0), _decorated_method),
-    Feature("attention kernel", (0.5, 2.0), _attention_scale),
+    Feature("attention kernel", (0.5, 2.0), _attention_scale, in_kernels=True),
     Feature("collective on all ranks", ("none", "twice"), _collective),
     Feature("penalties", (0.5, 2.0), _penalty_factor),
     Feature("noise of sampling", (1, 5), _noise_key),

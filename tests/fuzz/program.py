@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fuzz import faults
-from tests.fuzz.features import FEATURES, make, numbers
+from tests.fuzz.features import FEATURES, Feature, make, numbers
 from tests.fuzz.rewrites import REWRITES
 from tests.fuzz.sources import MODULES, Sources
 
@@ -111,21 +111,24 @@ class Program:
         if draw < 0.06:
             self._chosen, self._rewrites = {}, []
             changes.append("back to what is installed")
-        if 0.06 < draw < 0.55:
-            changes.append(self._toggle(rng))
-        if draw > 0.4:
+        if 0.06 < draw < 0.2:
+            changes.append(self._toggle(rng, [feature for feature in FEATURES if feature.in_kernels]))
+        if 0.2 < draw < 0.6:
+            changes.append(self._toggle(rng, FEATURES))
+        if draw > 0.5:
             for index in range(rng.choice((1, 1, 2, 4))):
                 changes += self._rewrite(rng, f"{number}_{index}")
         during = self._render()
         return Edit(number, ", ".join(changes), before, during, during, "commit", numbers(self._chosen), None, changes)
 
-    def _toggle(self, rng: random.Random) -> str:
-        on = sorted(self._chosen)
-        if on and (len(on) >= MOST_FEATURES or rng.random() < 0.3):
+    def _toggle(self, rng: random.Random, among: Sequence[Feature]) -> str:
+        """Make, vary or take back one feature of those given."""
+        on = sorted(self._chosen.keys() & {feature.name for feature in among})
+        if on and (len(self._chosen) >= MOST_FEATURES or rng.random() < 0.3):
             name = rng.choice(on)
             del self._chosen[name]
             return f"without {name}"
-        feature = rng.choice(FEATURES)
+        feature = rng.choice(among)
         others = [value for value in feature.values if value != self._chosen.get(feature.name)]
         self._chosen[feature.name] = rng.choice(others)
         return feature.name
@@ -154,14 +157,13 @@ class Program:
         makes = list(faults.ALWAYS)
         deadly = list(faults.DEADLY)
         if kinds.ranks > 1:
-            # A step that fails beside others costs the ranks.
-            makes.remove(faults.while_serving)
-            deadly.append(faults.while_serving)
+            makes = [make for make in makes if make not in faults.COSTLY]
+            deadly += faults.COSTLY
             makes += faults.ACROSS_RANKS * 2 if kinds.across_ranks else ()
         if rng.random() < kinds.deadly:
             makes = deadly
         make_fault = rng.choice(makes)
-        ranks = kinds.ranks if kinds.across_ranks or make_fault in RANKS_MEET_NOWHERE else 1
+        ranks = kinds.ranks if kinds.across_ranks or make_fault in faults.RANKS_MEET_NOWHERE else 1
         for attempt in range(20):
             during = before.copy()
             try:
@@ -176,7 +178,3 @@ class Program:
                 known = numbers(self._chosen) if expect == "commit" else None
                 return Edit(number, fault.kind, before, during, during if stays else before, expect, known, fault)
         return None
-
-
-RANKS_MEET_NOWHERE: tuple[faults.Make, ...] = (faults.at_import, faults.in_a_plan)
-"""Faults that one rank meets where no other waits for it."""

@@ -22,6 +22,10 @@ class Step:
     seconds: float
     rank: int | None = None
     phase: str = ""
+    mode: str = "wait"
+    """Of the reload whose reply counts."""
+    came: str = ""
+    """`swapped`, `recaptured` or `eager` where it committed; `not finite` or `failed`."""
 
 
 @dataclass
@@ -35,6 +39,8 @@ class Result:
     """Comparisons with a fresh server."""
     compared: int = 0
     """Answers under load that were compared with those of the probes."""
+    continued: int = 0
+    """Answers that one code began and another one ended, as the other one would have."""
 
     @property
     def committed(self) -> int:
@@ -43,6 +49,11 @@ class Result:
     @property
     def failed(self) -> int:
         return len(self.steps) - self.committed
+
+    @property
+    def came(self) -> Counter[str]:
+        """How often edits were swapped into graphs, captured anew, refused for numbers that are none, or failed."""
+        return Counter(step.came for step in self.steps)
 
     def growth(self) -> list[Growth]:
         """From a fifth of the way on, when caches are full."""
@@ -55,6 +66,7 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """Figures, as JSON has them."""
         seconds = [step.seconds for step in self.steps]
+        modes = {step.mode for step in self.steps}
         kinds: dict[str, Counter[str]] = {"committed": Counter(), "failed": Counter()}
         for step in self.steps:
             names = step.kind.split(", ") if step.committed else [step.kind]
@@ -70,9 +82,12 @@ class Result:
             },
             "requests": self.requests,
             "compared": self.compared,
+            "continued": self.continued,
             "fresh": self.fresh,
             "growth": [vars(grown) | {"rss": f"{grown.rss / 2**20:.1f} MiB"} for grown in self.growth()],
             "memory": [life.figures() for life in self.lives()],
+            "came": self.came,
+            "modes": {mode: Counter(s.came for s in self.steps if s.mode == mode) for mode in sorted(modes)},
             "kinds": kinds,
             "ways": Counter(step.way for step in self.steps),
         }
