@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE
 
 @pytest.mark.parametrize(
     ("seed", "kinds", "count"),
-    [(6, Kinds(), 15), (1, Kinds(ranks=2, graphs=True), 30)],
+    [(15, Kinds(), 15), (10, Kinds(ranks=2, graphs=True), 30)],
     ids=["one-rank", "two-ranks-with-graphs"],
 )
 def test_random_edits_leave_the_server_as_it_was_or_as_a_fresh_one(
@@ -28,6 +28,8 @@ def test_random_edits_leave_the_server_as_it_was_or_as_a_fresh_one(
     summary = result.summary()
     assert min(result.committed, result.failed) >= 0.3 * settings.count, dump(summary)
     assert result.fresh >= 1 and result.compared > 0, dump(summary)
+    assert {"recaptured", "swapped"} <= result.came.keys() if kinds.graphs else result.came["eager"], dump(summary)
+    assert result.came["not finite"] and {"wait", "keep", "abort"} == summary["modes"].keys(), dump(summary)
     for grown in result.growth():
         # The first grammar loads libraries of 150 MiB, at any time.
         assert (grown.fds <= 2, grown.threads <= 2, grown.rss < 512 * 2**20) == (True, True, True), dump(summary)

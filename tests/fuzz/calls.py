@@ -101,13 +101,13 @@ class Calls:
             await self.control("POST", "/continue_generation")
             return [reply]
         if way == "short timeout":
-            first = self.reload(timeout_s=rng.choice((0.001, 0.02, 0.1)), mode=rng.choice(("wait", "keep")))
-            return await self._until_it_ran(first, "timeout")
+            call = self.reload(timeout_s=rng.choice((0.001, 0.02, 0.1)), mode=rng.choice(("wait", "keep")))
+            return await self._until_it_ran(call, "timeout")
         if way == "cancelled":
-            call = asyncio.create_task(self.reload())
+            task = asyncio.create_task(self.reload())
             await asyncio.sleep(rng.random() * 0.1)
             await self.control("POST", "/continue_generation")
-            return await self._until_it_ran(call, "cancelled")
+            return await self._until_it_ran(task, "cancelled")
         return [await self.reload()]
 
     async def _until_it_ran(self, first: Any, code: str) -> list[Reply]:

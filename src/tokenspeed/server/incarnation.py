@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -125,11 +126,17 @@ class Incarnation:
 
     async def _receive(self) -> None:
         while True:
-            self._dispatch(await self.link.receive())
+            try:
+                self._dispatch(await self.link.receive())
+            except msgspec.DecodeError as error:
+                # Edited code may compute what a message cannot hold, such as ids that are no whole numbers.
+                self._lose(EngineLost(f"rank 0 sent what is no message ({error})", rank=0))
 
     async def _hear(self) -> None:
         while True:
-            self._judge.hear(await self.link.sign())
+            # Without its sign a rank is judged by the ones before and behind it.
+            with contextlib.suppress(msgspec.DecodeError):
+                self._judge.hear(await self.link.sign())
 
     async def _watch(self) -> None:
         while True:

@@ -59,7 +59,8 @@ class Behaviour(msgspec.Struct, frozen=True):
     an exit code.
 
     `restarts` are the same for the sets of ranks that replace the first; the last one holds for all further ones.
-    A request whose prompt has the token `poison` ends the rank, one with `broken` makes a step fail.
+    A request whose prompt has the token `poison` ends the rank, one with `broken` makes a step fail, and for one with
+    `garbled` the rank says what is no message.
     A step after the first `free_steps`, and with `reload_waits` a reload, wait for the file `go` in the run directory.
     """
 
@@ -67,6 +68,7 @@ class Behaviour(msgspec.Struct, frozen=True):
     restarts: tuple[str, ...] = ("ready",)
     poison: int = -1
     broken: int = -1
+    garbled: int = -1
     step_seconds: float = 0.0
     free_steps: int | None = None
     reload_waits: bool = False
@@ -201,6 +203,9 @@ class EchoEngine:
         prompts = [request.submit.prompt for request in self.running.values()]
         if any(self.behaviour.poison in prompt for prompt in prompts):
             os._exit(9)  # with `Admitted` perhaps not sent
+        if any(self.behaviour.garbled in prompt for prompt in prompts):
+            self.sink.send(msgspec.msgpack.encode({"type": "Outputs", "outputs": [{"token_ids": [1.5]}]}))
+            time.sleep(600)
         if any(self.behaviour.broken in prompt for prompt in prompts):
             broken = [name for name, r in self.running.items() if self.behaviour.broken in r.submit.prompt]
             self.send(StepFailed(request_ids=broken, error="the forward pass failed with OSError: broken"))

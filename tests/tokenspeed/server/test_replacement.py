@@ -173,11 +173,12 @@ async def test_a_stop_during_a_replacement_is_obeyed(serving: Callable[..., Any]
         assert engine.front.log().count("Traceback") == 0
 
 
+@pytest.mark.parametrize("how", ["poison", "garbled"])
 async def test_a_request_that_kills_its_ranks_ends_and_no_other(
-    serving: Callable[..., Any], generate_request: Ask, tokenizer: Tokenizer
+    serving: Callable[..., Any], generate_request: Ask, tokenizer: Tokenizer, how: str
 ) -> None:
     (poison,) = tokenizer.encode("!", add_special_tokens=False).ids
-    async with serving(poison=poison, step_seconds=0.01) as engine:
+    async with serving(**{how: poison}, step_seconds=0.01) as engine:
         others = [asyncio.create_task(engine.run(generate_request("abc" * 60))) for _ in range(3)]
         await engine.until(lambda: len(engine.front.received("Submit")) == 3)
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -139,6 +139,6 @@ def place() -> str:
     while frame is not None and len(found) < PLACES:
         name = frame.f_code.co_filename
         if not name.startswith(_OWN) and "/torch/" not in name and not name.startswith("<"):
-            found.append(f"{Path(name).name}:{frame.f_lineno}")
+            found.append(f"{Path(name).name}:{frame.f_lineno or frame.f_code.co_firstlineno}")
         frame = frame.f_back
     return " < ".join(found)

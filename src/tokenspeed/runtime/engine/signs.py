@@ -42,10 +42,10 @@ class Signs:
         return Sign(
             rank=self.rank,
             count=self._imported + PROGRESS.count,
-            what=PROGRESS.what,
+            what=_plain(PROGRESS.what),
             waiting_for=PROGRESS.waiting_for,
-            file="" if place is None else place.f_code.co_filename,
-            line=0 if place is None else place.f_lineno,
+            file="" if place is None else _plain(place.f_code.co_filename),
+            line=0 if place is None else _line_of(place),
             function="" if place is None else place.f_code.co_name,
         )
 
@@ -65,11 +65,21 @@ class Signs:
                 continue
 
 
+def _plain(text: str) -> str:
+    """A text that a message can hold: edited code may import a module, or stand in a file, of any name."""
+    return text.encode(errors="replace").decode()
+
+
+def _line_of(frame: FrameType) -> int:
+    """The line in which a frame stands; its first one where it is in code of no line, as behind a `with`."""
+    return frame.f_lineno or frame.f_code.co_firstlineno
+
+
 def _own(frame: FrameType) -> FrameType:
     """The innermost frame of our own packages, else the innermost of all."""
     found: FrameType | None = frame
     while found is not None:
-        if found.f_globals.get("__name__", "").startswith(OWN_PACKAGES):
+        if str(found.f_globals.get("__name__")).startswith(OWN_PACKAGES):
             return found
         found = found.f_back
     return frame

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 import msgspec
 import pytest
@@ -38,6 +40,26 @@ def test_it_tells_of_marks_and_of_the_line_of_ours_where_the_main_thread_stands(
     assert Path(during.file).name == "signs.py"  # the innermost line of ours, which tells of itself here
     assert during.function == "sign"
     assert signs.sign().waiting_for is None
+
+
+def test_it_tells_of_code_that_has_no_lines_and_of_names_that_are_no_text() -> None:
+    def wait(thread: threading.Thread) -> None:
+        thread.start()
+        thread.join()
+
+    # Entries of the kind 15, each of which says that up to eight code units have no line.
+    units = len(wait.__code__.co_code) // 2
+    without = wait.__code__.replace(
+        co_linetable=bytes([0xFF] * (units // 8) + [0xF8 | units % 8 - 1] * (units % 8 > 0))
+    )
+    namespace = {"__name__": "tokenspeed.runtime.lineless"}
+    PROGRESS.step("the import of a\udcff")
+    told: list[Sign] = []
+    thread = threading.Thread(target=lambda: told.append(Signs(0, Path()).sign()))
+    FunctionType(without, namespace)(thread)
+    assert [(sign.function, sign.line) for sign in told] == [("wait", without.co_firstlineno)]
+    assert told[0].what == "the import of a?"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told[0]), type=Sign) == told[0]
 
 
 def test_it_goes_on_while_the_main_thread_loops(run_dir: Path) -> None:

@@ -91,7 +91,7 @@ def _user_line() -> str:
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith(_LIBRARY_DIRECTORIES):
-            return f" ({code.co_filename}:{frame.f_lineno} in {code.co_name})"
+            return f" ({code.co_filename}:{frame.f_lineno or code.co_firstlineno} in {code.co_name})"
         frame = frame.f_back
     return ""
 
