@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from tokenspeed_reload import Bodies
 
 SOURCE = """
 from functools import lru_cache
+from weakref import ref
 
 FACTOR = 2
 TABLE = {"a": 1}
@@ -55,6 +58,19 @@ def test_a_body_alone(project, old: str, new: str, function: str) -> None:
     bodies = edited(project, old, new)
     assert [changed.__qualname__ for changed in bodies.functions] == [function]
     assert not bodies.beyond and not bodies.kernels
+
+
+def test_a_class_that_ends_during_the_reload_is_no_change(project) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        # It is garbage that only a collection finds, and the reload collects.
+        bodies = edited(project, "return x + 1", "return x + 2", call="passing = ref(type('Passing', (Layer,), {}))")
+    finally:
+        gc.enable()
+    assert project.load("prog").passing() is None
+    assert [changed.__qualname__ for changed in bodies.functions] == ["helper"]
+    assert not bodies.beyond
 
 
 @pytest.mark.parametrize("new", ["\n\n\nFACTOR = 2", "# two\nFACTOR = 2", "FACTOR = 1 + 1"])

@@ -35,20 +35,23 @@ class SubclassOrder(Record):
     """
 
     def __init__(self, classes: Iterable[type], *, is_old: bool) -> None:
-        self._lists = [(weakref.ref(cls), _order(cls)) for cls in classes]
+        self._lists = [(weakref.ref(cls), list(map(weakref.ref, subclasses_of(cls)))) for cls in classes]
         self._is_due = is_old
 
     @property
     def is_kept(self) -> bool:
-        """True while all is as it was."""
-        return all(order == _order(cls) for cls, order in self._lists_now())
+        """True while all is as it was, but for classes that no longer exist."""
+        return all(order == list(map(id, subclasses_of(cls))) for cls, order in self._lists_now())
 
     def classes(self) -> list[type]:
         """Those of the classes that still exist."""
         return [cls for cls, _ in self._lists_now()]
 
     def _lists_now(self) -> Iterator[tuple[type, list[int]]]:
-        return ((cls, order) for reference, order in self._lists if (cls := reference()) is not None)
+        for reference, order in self._lists:
+            cls = reference()
+            if cls is not None:
+                yield cls, [id(sub) for sub in (known() for known in order) if sub is not None]
 
     def exchange(self) -> None:
         if self._is_due:
@@ -69,10 +72,6 @@ def _restore(cls: type, order: list[int]) -> bool:
     for key in wanted:  # whoever gets its bases once more is the last of their list
         set_bases(now[key], (*now[key].__bases__,))
     return True
-
-
-def _order(cls: type) -> list[int]:
-    return list(map(id, subclasses_of(cls)))
 
 
 def subclasses_of(cls: type) -> list[type]:
