@@ -110,21 +110,21 @@ class Program:
         assert len(bodies) == self.calls
         return bodies[-1]
 
-    def serve(self, tag: str) -> list[list[int]]:
+    def serve(self, tag: str, tokens: int = 24) -> list[list[int]]:
         """Answers to all prompts."""
-        self.submit(tag)
+        self.submit(tag, tokens)
         self.finish()
         return self.answers(tag)
 
-    def reload_under_load(self, tag: str) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
+    def reload_under_load(self, tag: str, tokens: int = 24) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
         """Reload while requests run and others come: answers of those before, of those after, the reply."""
-        self.submit(f"{tag}-before")
+        self.submit(f"{tag}-before", tokens)
         self.loop._stopped = False
         for _ in range(6):
             self.loop.turn()
         self.call_reload()
         self.loop.turn()
-        self.submit(f"{tag}-after")
+        self.submit(f"{tag}-after", tokens)
         self.finish()
         return self.answers(f"{tag}-before"), self.answers(f"{tag}-after"), self.reply()
 

@@ -58,6 +58,10 @@ NO_PROOF: dict[str, Replacement] = {
 """A body whose result depends on where it is called from, or on where its result lies in memory."""
 
 
+TOKENS = 12
+"""Of each answer: the first steps of a batch run at the reload."""
+
+
 class Swapping:
     """Edits, reloads, and looks at the graphs after each."""
 
@@ -71,7 +75,7 @@ class Swapping:
         """Reload under load, and compare every graph with the code by itself and with a new capture."""
         from tokenspeed.runtime.execution.swap import same_bits
 
-        before, after, reply = self.program.reload_under_load(tag)
+        before, after, reply = self.program.reload_under_load(tag, TOKENS)
         executor = self.program.loop.executor
         fresh = executor.capture(0, lambda _: None)
         same, nodes = [], []
@@ -118,7 +122,7 @@ def main(model: Path, scratch: Path, device: str) -> dict[str, Any]:
     program.start()
     swapping = Swapping(program, device)
     told = swapping.told
-    told["original"] = program.serve("original")
+    told["original"] = program.serve("original", TOKENS)
     kernel, text = KERNELS[device]
 
     def scaled(factor: object) -> Replacement:
@@ -133,10 +137,8 @@ def main(model: Path, scratch: Path, device: str) -> dict[str, Any]:
     swapping.edit("layer", LAYER, (LAYER_RESULT, f"{LAYER_RESULT} * 2"))
     swapping.restore("restored")
     swapping.edit("swap after recapture", kernel, scaled(0.5))
-    swapping.restore("swapped back")
     for tag, (module, replacements) in (("callee", CALLEES[device]), ("specialised", SPECIALISED[device])):
         swapping.edit(tag, module, *replacements)
-        swapping.restore(f"{tag} restored")
     swapping.edit("shared memory", kernel, SHARED_MEMORY[device])
     for number, replacement in enumerate(LAUNCH[device]):
         swapping.edit(f"launch {number}", kernel, replacement, scaled(0.5))
