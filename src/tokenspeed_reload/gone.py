@@ -44,9 +44,11 @@ def remains_of(modules: Sequence[ModuleType], hidden: Iterable[Any] = ()) -> Rem
     counts = _references_of([*parts.values(), *packages, *hidden, parts, modules, sys.modules], parts)
     del packages
     objects = [*parts.values(), object()]
-    references = [sys.getrefcount(item) - counts[id(item)] for item in objects]
+    # Not in a loop of Python's own: the interpreter holds one reference more until it has adapted the call.
+    references = list(map(sys.getrefcount, objects))
     least = references.pop()  # that of an object which nothing but the list holds
-    held = _reached([item for item, count in zip(objects, references, strict=False) if count > least], parts)
+    pairs = zip(objects, references, strict=False)
+    held = _reached([item for item, count in pairs if count - counts[id(item)] > least], parts)
     needed = {module_name(m) for m in modules if held & {id(m), id(vars(m))}}
     needed |= {part.__module__ for key, part in parts.items() if key in held and is_a(part, type)}
     return Remains({key: part for key, part in parts.items() if key not in held}, needed)

@@ -301,7 +301,9 @@ class Patch:
         names = sorted(self._reloader.gone.without_users(gone, new))
         forgotten = [record.module for record in self._log if isinstance(record, ForgottenModule)]
         modules = [*(sys.modules[name] for name in names), *forgotten]
-        return remains_of(modules, [*kept, *map(vars, self._merge.replaced), forgotten])
+        # Of the records and entries either the objects or their dicts hold what they have, by the version of CPython.
+        own = [*self._log, *self._merge.replaced]
+        return remains_of(modules, [*kept, *own, *map(vars, own), own, forgotten])
 
     def _bystanders(self) -> list[Stale]:
         """What holds an old value in modules that took no part; of those without a file, in what something uses."""

@@ -131,9 +131,9 @@ class Substitution:
         for holder in (built, merge.young, *merge.young.values(), *states, merge.discarded, merge.new_of, self._kept):
             counts.update(key for key in map(id, gc.get_referents(holder)) if key in known)
         counts.update(key for key in map(id, merge.live_of.values()) if key in known)
-        references = [sys.getrefcount(candidate) - counts[id(candidate)] for candidate in candidates]
+        references = list(map(sys.getrefcount, candidates))
         least = references.pop()  # that of an object which nothing but the list of candidates holds
-        return [c for c, count in zip(candidates, references, strict=False) if count > least]
+        return [c for c, count in zip(candidates, references, strict=False) if count - counts[id(c)] > least]
 
     def _parts(self, old: Any) -> set[int]:
         """What belongs to an old object itself, and goes on to hold it."""
