@@ -51,10 +51,10 @@ class GraphMemory:
         """Take a new pool: `graph` was invalidated in its capture, and torch cannot end that in the pool it had."""
         # Its destructor would touch what the capture left behind.
         self._unfinished.append(graph)
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self.stream.device_index, self.pool)
-            # The share in the pool that it would give up when it ends.
-            torch._C._cuda_releasePool(self.stream.device_index, self.pool)
+        # The capture may have ended as far as the pool knows. The other is the share that the graph would give up.
+        for give_back in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+            with suppress(RuntimeError):
+                give_back(self.stream.device_index, self.pool)
         self.renew()
 
     def renew(self) -> None:
