@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tokenspeed.runtime.engine.signs import Signs
-from tokenspeed.runtime.reload.forward import mark_patch
+from tokenspeed.runtime.reload.attempt import mark_patch
 from tokenspeed.server.errors import EngineLost
 from tokenspeed.server.judge import Judge
 from tokenspeed_kernel.progress import PROGRESS
