@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.answers import answers, stream
 from tests.e2e.conftest import restored
 from tests.e2e.harness import HTTP, Server, dump
 from tests.waiting import PATIENCE, until
@@ -69,27 +69,6 @@ def running(server: Server, slow: Path, bodies: list[dict[str, Any]], answer: Ca
             yield asked
         finally:
             slow.unlink(missing_ok=True)
-
-
-def answers(server: Server, body: dict[str, Any]) -> list[Any]:
-    """The texts and log-probabilities of a request."""
-    choices = server.complete(**body)["choices"]
-    return [(choice["text"], choice["finish_reason"], rounded(choice.get("logprobs"))) for choice in choices]
-
-
-def rounded(logprobs: Any) -> Any:
-    """The tokens and their log-probabilities, as far as they are alike in batches of all sizes."""
-    if logprobs is None:
-        return None
-    return logprobs["tokens"], [round(value, 2) for value in logprobs["token_logprobs"]]
-
-
-def stream(server: Server, body: dict[str, Any]) -> str:
-    """The pieces of one streamed answer."""
-    request = {"model": server.served, "temperature": 0, "stream": True, **body}
-    with HTTP.stream("POST", f"{server.url}/v1/completions", json=request, timeout=PATIENCE) as reply:
-        lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {")]
-    return "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
 
 
 def either(server: Server, body: dict[str, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.e2e.answers import answers, stream
 from tests.e2e.conftest import SMALL, reloading, restored, shared
 from tests.e2e.harness import HTTP, Server, dump
 from tests.waiting import PATIENCE, until
@@ -54,27 +54,6 @@ def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def pair(running: Callable[[], Server]) -> Iterator[Server]:
     yield from restored(running())
-
-
-def answers(server: Server, body: dict[str, Any]) -> list[Any]:
-    """The texts and log-probabilities of a request."""
-    choices = server.complete(**body)["choices"]
-    return [(choice["text"], choice["finish_reason"], rounded(choice.get("logprobs"))) for choice in choices]
-
-
-def rounded(logprobs: Any) -> Any:
-    """The tokens and their log-probabilities, as far as they are alike in batches of all sizes."""
-    if logprobs is None:
-        return None
-    return logprobs["tokens"], [round(value, 2) for value in logprobs["token_logprobs"]]
-
-
-def stream(server: Server, body: dict[str, Any]) -> str:
-    """The pieces of one streamed answer."""
-    request = {"model": server.served, "temperature": 0, "stream": True, **body}
-    with HTTP.stream("POST", f"{server.url}/v1/completions", json=request, timeout=PATIENCE) as reply:
-        lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {")]
-    return "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
 
 
 def rank_pids(server: Server, rank: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A program that serves with chosen kernels and edits them: `python dsl_reloading.py MODEL SCRATCH DEVICE LANGUAGE`.
+"""Serves with chosen kernels and edits them: `python -m tests.gpu.dsl_reloading MODEL SCRATCH DEVICE LANGUAGE`.
 
 One operation is chosen by a flag, one by the environment and one by a context manager, which is left before the first
 reload. It prints what happened as one line of JSON.

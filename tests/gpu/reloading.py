@@ -1,4 +1,4 @@
-"""A program that serves, edits its own forward pass and reloads it: `python reloading.py MODEL SCRATCH DEVICE`.
+"""Serves, edits its own forward pass and reloads it: `python -m tests.gpu.reloading MODEL SCRATCH DEVICE`.
 
 It runs in a process of its own, since the reloader has to see every module when it is first loaded. It prints what
 happened as one line of JSON.

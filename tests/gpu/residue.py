@@ -1,4 +1,4 @@
-"""A program that reloads and tells what is left behind: `python residue.py MODEL SCRATCH DEVICE ROUNDS`.
+"""A program that reloads and tells what is left behind: `python -m tests.gpu.residue MODEL SCRATCH DEVICE ROUNDS`.
 
 A round is five reloads: a kernel that changes, a kernel and a layer, each of them broken, all as it was. It prints one
 line of JSON: the free memory of the device in bytes after each round, and how often each kind of edit ended how.
@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from reloading import KERNELS, LAYER, LAYER_RESULT, Program
+from tests.gpu.reloading import KERNELS, LAYER, LAYER_RESULT, Program
 
 
 def main(model: Path, scratch: Path, device: str, rounds: int) -> dict[str, Any]:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ import pytest
 
 from tests.block_fp8 import checkpoint
 from tests.gpu.dsl_reloading import LANGUAGES
+from tests.gpu.program import run
 
 cases = pytest.mark.parametrize(
     ("device", "language"), [("cpu", "torch"), ("cpu", "fp8"), ("cuda", "gluon"), ("cuda", "cute")], scope="module"
@@ -43,25 +40,8 @@ def told(
         pytest.skip("CuTe DSL is not installed")
     scratch = tmp_path_factory.mktemp("dsl")
     model = eight_bits(tmp_path_factory.mktemp("fp8")) if language == "fp8" else tiny(dtype="float32")
-    command = [sys.executable, "-m", "tests.gpu.dsl_reloading", str(model), str(scratch)]
-    root = Path(__file__).parents[2]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)]),
-        "TRITON_CACHE_DIR": str(scratch / "triton"),  # what an earlier run compiled would not be counted
-    }
-    done = subprocess.run(
-        [*command, device, language],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    # What an earlier run compiled would not be counted.
+    return run("dsl_reloading", model, scratch, device, language, TRITON_CACHE_DIR=str(scratch / "triton"))
 
 
 def eight_bits(directory: Path) -> Path:

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.gpu.program import run
+
 
 @pytest.fixture(scope="module")
 def told(device: str, tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `reloading.py` did, in float32: answers do not depend on the size of a batch."""
     scratch = tmp_path_factory.mktemp("reload")
-    program = Path(__file__).with_name("reloading.py")
-    command = [sys.executable, str(program), str(tiny(dtype="float32")), str(scratch), device]
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "PYTHONPATH": paths}
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run("reloading", tiny(dtype="float32"), scratch, device)
 
 
 def test_an_edited_kernel_serves_those_that_came_later(told: dict[str, Any], device: str) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.gpu.program import run
 
 SWAPS = ("swap 0", "swap 1", "swap 2", "swap after undo", "swap after failed proof", "swap after recapture")
 OTHER_SWAPS = ("callee", "specialised", "shared memory")
@@ -21,15 +19,7 @@ CAPTURES = ("layer", "restored", "launch 0", "launch 1", "launches restored")
 def told(device: str, tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `swapping.py` did, in float32: answers do not depend on the size of a batch."""
     scratch = tmp_path_factory.mktemp("swap")
-    program = Path(__file__).with_name("swapping.py")
-    command = [sys.executable, str(program), str(tiny(dtype="float32")), str(scratch), device]
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=570, env={**os.environ, "PYTHONPATH": paths}
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run("swapping", tiny(dtype="float32"), scratch, device)
 
 
 @pytest.mark.parametrize("tag", [*SWAPS, *OTHER_SWAPS])

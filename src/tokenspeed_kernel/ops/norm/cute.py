@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from tokenspeed_kernel.cute_language import CUTE, load_cute
+from tokenspeed_kernel.ops.norm.rows import added_and_normed, normed
 from tokenspeed_kernel.registry import register_kernel
 
 
 @register_kernel("norm", "rms_norm", **CUTE)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    rows = _rows(x)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if rows.shape[0]:
-        _launch(rows, rows, weight, out, out, eps, has_residual=False)
-    return out
+    return normed(_launch, x, weight, eps)
 
 
 @register_kernel("norm", "add_rms_norm", **CUTE)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    rows, others = _rows(x), _rows(residual)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    total = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if rows.shape[0]:
-        _launch(rows, others, weight, out, total, eps, has_residual=True)
-    return out, total
-
-
-def _rows(x: Tensor) -> Tensor:
-    """x as [rows, size] whose last dimension is dense; a copy only where no view is possible."""
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
+    return added_and_normed(_launch, x, residual, weight, eps)
 
 
 def _launch(
