@@ -21,7 +21,8 @@ LEFT = "the name stands for another object now; this one goes on where it came f
 
 _DERIVED = (dict, list, set)
 _MAPPINGS = (dict, MappingProxyType)
-_PLAIN = (*_MAPPINGS, list, set, frozenset)
+_SETS = (set, frozenset)
+_PLAIN = (*_MAPPINGS, list, *_SETS)
 
 
 def bind(module: ModuleInputs, namespace: dict[str, Any], old: dict[str, Any], merge: Merge) -> None:
@@ -85,11 +86,17 @@ def _merge_value(module: ModuleInputs, name: str, held: Any, value: Any, where: 
 
 
 def _is_alike(held: Any, value: Any, merge: Merge) -> bool:
-    """True for a container that was built anew and holds what it held, in the same order."""
+    """True for a container that was built anew and holds what it held, in the same order if it has one."""
     if type(value) not in _PLAIN or type(held) is not type(value) or len(held) != len(value):
         return False
+    if type(value) in _SETS:
+        return set(map(_identity, held)) == {_identity(merge.resolve(item)) for item in value}
     before, now = (_parts(container) for container in (held, value))
     return all(same_value(part, merge.resolve(other)) for part, other in zip(before, now, strict=True))
+
+
+def _identity(item: Any) -> Any:
+    return (type(item), repr(item)) if is_atom(item) else id(item)
 
 
 def _parts(container: Any) -> Iterator[Any]:
