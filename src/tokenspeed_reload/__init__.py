@@ -10,6 +10,7 @@ from tokenspeed_reload.errors import (
     UnknownModules,
     describe,
 )
+from tokenspeed_reload.failures import chain_of
 from tokenspeed_reload.merge import Adapter, LibraryAdapter, Merge
 from tokenspeed_reload.records import Change, Origin, Sources, SourceText
 from tokenspeed_reload.reloader import RUNS_ONCE, Reloader
@@ -55,5 +56,6 @@ __all__ = [
     "Transaction",
     "TransactionClosed",
     "UnknownModules",
+    "chain_of",
     "describe",
 ]

@@ -22,7 +22,7 @@ def failure_of(error: BaseException, module: str, sources: Iterable[SourceText],
     file: str | None
     if isinstance(error, SyntaxError) and error.filename:
         file, line = error.filename, error.lineno
-        text = error.text.strip() if error.text else None
+        text = error.text.strip() if type(error.text) is str else None
     else:
         file, line = _place(error.__traceback__, {source.path for source in texts})
         source = next((s for s in texts if s.path == file), None)
@@ -42,7 +42,9 @@ def _place(trace: TracebackType | None, paths: set[str]) -> tuple[str | None, in
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that led to it."""
-    while error is not None:
+    """An error, and those that led to it, each once: `raise error from error` makes a circle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__

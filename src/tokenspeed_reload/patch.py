@@ -101,8 +101,8 @@ class Patch:
             self._apply()
         except BaseException as error:
             not_undone = self._undo(error)
-            if self._settling or isinstance(error, KeyboardInterrupt | GeneratorExit | StillRunning):
-                error.add_note(f"restart the program: {not_undone}") if not_undone else None
+            is_own = self._settling or isinstance(error, KeyboardInterrupt | GeneratorExit | StillRunning)
+            if is_own and not not_undone:
                 raise
             records = self._reloader.records.modules.values()
             sources = [*self._sources.modules.values(), *self._sources.unloaded.values(), *(r.source for r in records)]

@@ -92,6 +92,17 @@ def test_weights_that_an_edit_wrote_to_are_loaded_anew(pair: Server) -> None:
     assert pair.text("Tell me") == expected
 
 
+def test_an_edit_that_writes_to_weights_is_refused_though_it_computes(pair: Server) -> None:
+    expected = pair.text("Tell me")
+    pair.replace(LLAMA, EMBED, f"self.norm.weight.data.mul_(-1)\n        {EMBED}")
+    replies = []
+    said = replaced(pair, lambda: replies.append(pair.reload()))
+    assert not replies[0]["success"], dump(replies[0])
+    assert "it has written to model.norm.weight" in replies[0]["error"], dump(replies[0])
+    assert "their weights were loaded anew" in said
+    assert pair.text("Tell me") == expected
+
+
 def test_weights_of_another_layout_than_the_committed_code_wants_are_loaded_anew(pair: Server) -> None:
     expected = pair.text("Tell me")
     pair.replace(EMBEDDING, ROWS, f"{ROWS} + 8")

@@ -170,6 +170,17 @@ BROKEN = {
 }
 
 
+@ON_ONE_KIND
+@pytest.mark.parametrize("wrong", ["-1 - ", "logits.shape[1] + "])
+def test_ids_that_are_no_tokens_are_a_failure_of_the_sampler(server: Server, wrong: str) -> None:
+    before = server.text(PROMPT)
+    path = server.replace(SAMPLER, "return sample(", f"return {wrong}sample(")
+    reply = server.reload()
+    assert not reply["success"] and reply["phase"] == "warm", dump(reply)
+    assert "ids that are no tokens" in reply["error"] and reply["file"] == str(path), dump(reply)
+    assert server.text(PROMPT) == before
+
+
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_edit_is_undone_and_named(server: Server, how: str) -> None:
     phase, change = BROKEN[how]

@@ -987,3 +987,13 @@ def test_who_holds_one_of_the_objects_of_a_class_that_goes_is_named(project, mon
     assert entry.definition == "m.E"
     assert any("outside.kept" in holder for holder in entry.held_by), entry
     transaction.commit()
+
+
+def test_an_error_that_is_its_own_cause_fails_and_is_undone(project):
+    project.write_module("m", "X = 1")
+    project.watch("m")
+    m = project.load("m")
+    project.write_module("m", "X = 2\ntry:\n    X / 0\nexcept ZeroDivisionError as error:\n    raise error from error")
+    with pytest.raises(ReloadError, match="ZeroDivisionError"):
+        project.reload()
+    assert m.X == 1

@@ -320,8 +320,8 @@ class EngineClient:
                 held[1].admitted = now
 
     def _take_reply(self, reply: CallReply) -> None:
-        self._was_of_use = True
         call = self._calls.answer(reply)
+        self._was_of_use |= call is not None  # what the front itself has asked for says nothing
         if isinstance(call, Pause | Continue) and reply.body.get("success"):
             # The ranks tell it with their loads as well, but they may be lost before.
             paused = isinstance(call, Pause)

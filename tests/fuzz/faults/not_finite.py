@@ -69,18 +69,18 @@ def everywhere(rng: random.Random, sources: Sources, mark: str, ranks: int) -> F
     """In every step, from a layer, a kernel or the logits."""
     if rng.random() < 0.25:
         _spoil_logits(rng, sources, None)
-        return Fault("not finite logits", ("warm",), MARK)
+        return Fault("not finite logits", ("warm", "graphs"), MARK)
     replaced = "priority=9" in sources[ACTIVATION]
     place = rng.choice([p for p in (*IN_LAYERS, *IN_KERNELS) if not (replaced and p.module == ACTIVATION)])
     insert(sources, place.module, place.name, on_rank(_spoil(rng, place.value), None))
-    return Fault("not finite", ("warm",), MARK)
+    return Fault("not finite", ("warm", "graphs"), MARK)
 
 
 def in_some_steps(rng: random.Random, sources: Sources, mark: str, ranks: int) -> Fault:
     """In some shapes only, in prefill only or in decode only, all of which the warm-up meets."""
     name = rng.choice(("LlamaAttention.forward", "LlamaDecoderLayer.forward"))
     insert(sources, LLAMA, name, f"import torch\nif {rng.choice(MET)}:\n{indent(_spoil(rng, 'hidden'))}")
-    return Fault("not finite in some steps", ("warm",), MARK)
+    return Fault("not finite in some steps", ("warm", "graphs"), MARK)
 
 
 def where_nobody_looks(rng: random.Random, sources: Sources, mark: str, ranks: int) -> Fault:
@@ -108,10 +108,10 @@ def on_one_rank(rng: random.Random, sources: Sources, mark: str, ranks: int) -> 
     rank = rng.randrange(ranks)
     if rng.random() < 0.4:
         _spoil_logits(rng, sources, rank)
-        return Fault("not finite logits of one rank", ("warm",), MARK, rank=rank)
+        return Fault("not finite logits of one rank", ("warm", "graphs"), MARK, rank=rank)
     place = rng.choice(IN_LAYERS)
     insert(sources, place.module, place.name, on_rank(_spoil(rng, place.value), rank))
-    return Fault("not finite on one rank", ("warm",), MARK)
+    return Fault("not finite on one rank", ("warm", "graphs"), MARK)
 
 
 ALWAYS: tuple[Make, ...] = (everywhere, in_some_steps, where_nobody_looks, in_captured_steps)

@@ -84,5 +84,6 @@ async def test_nothing_is_heard_of_ranks_after_a_hang_up(tmp_path: Path) -> None
     with connect(memory, 0) as connection:
         send(connection, DROP)
         memory.hang_up()
+        await asyncio.sleep(0.05)  # in which the word would be heard
     assert opened(tmp_path / "kept") == 1
     memory.close()

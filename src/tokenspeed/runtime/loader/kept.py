@@ -6,12 +6,14 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 import msgspec
 import torch
 from torch import Tensor
 
+from tokenspeed.errors import cause_of
 from tokenspeed.runtime.loader.checksum import checksums
 from tokenspeed.runtime.loader.slab import Slab, SlabError, make_slab, open_slab
 from tokenspeed.runtime.models.base import CausalLM
@@ -98,6 +100,8 @@ class KeptWeights:
             reason = self._attach(layout)
         except SlabError as error:
             reason = str(error)
+        except Exception as error:  # what is kept may be damaged in any way, and a load from the disk is not
+            reason = cause_of(error)
         self._close_found()
         if reason:
             log.warning("the weights that were kept cannot be used again, and are loaded anew: %s", reason)
@@ -123,10 +127,11 @@ class KeptWeights:
     def release(self) -> None:
         """Give back what is attached and what the front keeps."""
         self._close_found()
-        if self._slab is not None:
-            self._slab.close()
-            self._slab = None
+        slab, self._slab = self._slab, None
         self._call(DROP)
+        if slab is not None:
+            with suppress(SlabError):  # the driver frees it with the process
+                slab.close()
 
     def tensors(self) -> dict[str, Tensor]:
         """The memory of every parameter, by its path."""

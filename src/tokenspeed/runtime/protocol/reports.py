@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -36,11 +36,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+"""An edited sampler may give anything, and what is no id must not get to what counts on one."""
+
+
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one step added to one request."""
 
     request_id: str
-    token_ids: list[int]
+    token_ids: list[TokenId]
     """New tokens only. A stop token that ended the request is not among them; see `matched_stop`."""
     finish_reason: FinishReason | None = None
     matched_stop: int | None = None

@@ -19,7 +19,8 @@ from tokenspeed.runtime.execution.graphs.base import BodyEdit, CannotSwap, Captu
 from tokenspeed.runtime.execution.swap import KernelSwap, prepare_swap
 from tokenspeed.runtime.loader.kept import some_of
 from tokenspeed.runtime.protocol.calls import Reload
-from tokenspeed.runtime.reload.failures import NotUndone, PhaseFailed
+from tokenspeed.runtime.reload.device import definition
+from tokenspeed.runtime.reload.failures import NoTokens, NotUndone, PhaseFailed, WeightsWritten
 from tokenspeed.runtime.reload.fault import describe
 from tokenspeed.runtime.reload.finite import Observation
 from tokenspeed_kernel.progress import PROGRESS
@@ -91,9 +92,10 @@ class Attempt:
         """Take back what this rank patched, and drop the connections that the edited code has used.
 
         Raises:
-            NotUndone: something could not be restored, so that this rank must not serve on.
+            NotUndone: on every rank, where some rank could not restore something and must not serve on.
         """
         self._captured = None  # before the communicators that its graphs hold
+        self.seen = Observation()  # which is on the device
         try:
             self._drop_swap()
         except CaptureError as error:
@@ -105,20 +107,25 @@ class Attempt:
                 self._not_undone += error.errors
         if "patch" in self.seconds:
             self.reload.world.renew_spare()
-            self._check_weights()
-        if self._not_undone:
-            raise NotUndone(self._not_undone)
+            self.reload.device.regain()
+            self._not_undone += self._written_to()
+        rank, why = self.reload.channel.rank, "; ".join(dict.fromkeys(self._not_undone))
+        verdict = Vote(self.reload.channel).cast(Ballot(rank=rank, error={"error": why} if why else None))
+        told = [str(ballot.error["error"]) for ballot in verdict.ballots if ballot.error is not None]
+        if told:
+            raise NotUndone(told)
 
-    def _check_weights(self) -> None:
-        """Find out whether the edited code has written to weights: no undo brings those back, but a new start does."""
+    def _written_to(self) -> list[str]:
+        """A clause where the edited code has written to weights: no undo brings those back, but a new start does."""
         if self.reload.kept is None:
-            return
+            return []
         try:
             written = self.reload.kept.written()
+        except torch.OutOfMemoryError:
+            return ["there is no memory left to see whether it has written to weights"]
         except RuntimeError:
-            return  # the device has failed, as the next step will tell
-        if written:
-            self._not_undone.append(f"it has written to {some_of(written)}")
+            return []  # the device has failed, as the next step will tell
+        return [f"it has written to {some_of(written)}"] if written else []
 
     def commit(self) -> Report:
         """Make the patch final and return its report."""
@@ -175,9 +182,18 @@ class Attempt:
         """Take logits and sampled ids into the checksum: every rank samples for itself, so they must be alike."""
         if self.reload.finiteness is not None:
             self.seen.look(part, computed)
+        if part.what == "ids":
+            self._check_ids(computed)
         if self.reload.world.size > 1 and part.what != "hidden states":
             data = computed.contiguous().view(torch.uint8).cpu().numpy().tobytes()
             self._checksum = zlib.crc32(data, self._checksum or 0)
+
+    def _check_ids(self, token_ids: torch.Tensor) -> None:
+        executor = self.reload.executor
+        vocab = executor.logits.shape[1]
+        if bool(((token_ids < 0) | (token_ids >= vocab)).any()):
+            sentence = f"the sampler gives ids that are no tokens: there are {vocab}, counted from 0"
+            raise NoTokens(sentence, definition(type(executor.sampler).__call__))
 
     def _check_finite(self) -> None:
         if self.reload.finiteness is not None:
@@ -201,7 +217,7 @@ class Attempt:
         assert self._swap is not None
         try:
             return self._swap.apply(self.reload.generation + 1)
-        except CannotSwap as error:
+        except (CannotSwap, CaptureError) as error:  # or the driver refuses
             self._cannot_swap = str(error)
             return None
 
@@ -222,6 +238,8 @@ class Attempt:
         executor.replay_largest(self._captured, self.seen.look if self.reload.finiteness is not None else see_nothing)
         executor.synchronize()
         self._check_finite()
+        for clause in self._written_to():
+            raise WeightsWritten(f"{clause}, which no undo takes back")
 
     def _progress(self, state: str) -> Callable[[str], None]:
         def progress(detail: str) -> None:

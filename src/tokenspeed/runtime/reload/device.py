@@ -16,7 +16,7 @@ import torch
 from tokenspeed.runtime.execution.executor import Executor
 from tokenspeed.runtime.reload.fault import PlacedError
 from tokenspeed_kernel.launch import recording
-from tokenspeed_reload import describe
+from tokenspeed_reload import chain_of, describe
 
 MOST_GROWTH = 64 << 20
 """Bytes that failed captures may leave behind in the memory of the graphs, where others will use them again."""
@@ -113,8 +113,4 @@ def definition(function: Any) -> FrameSummary | None:
 
 def _texts(error: BaseException | None) -> str:
     """What an error and its causes say."""
-    texts = []
-    while error is not None:
-        texts.append(describe(error))  # its own text may be no text
-        error = error.__cause__
-    return "\n".join(texts)
+    return "\n".join(describe(cause) for cause in chain_of(error))  # their own texts may be no texts

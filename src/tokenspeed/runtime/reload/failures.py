@@ -7,7 +7,7 @@ from typing import Any
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.runtime.distributed.vote import Verdict
 from tokenspeed.runtime.execution.executor import DeviceLost
-from tokenspeed.runtime.reload.fault import Fault
+from tokenspeed.runtime.reload.fault import NOWHERE, Fault, PlacedError
 
 OTHER_COLLECTIVES = (
     "captured other collectives than the other ranks; every rank must call the same ones in the same order"
@@ -16,7 +16,6 @@ OTHER_RESULTS = (
     "computes other logits or samples other ids than the other ranks, and these must be equal in every bit; look for "
     "what differs by rank, time or hash order in the edit"
 )
-NOWHERE: Fault = {"file": None, "line": None, "text": None, "trace": []}
 
 
 class PhaseFailed(Exception):
@@ -50,6 +49,14 @@ class NotUndone(TokenSpeedError):
     def __init__(self, why: list[str]):
         told = "; ".join(dict.fromkeys(why))
         super().__init__(f"a failed edit could not be undone ({told}); the ranks have to start anew")
+
+
+class NoTokens(PlacedError):
+    """An edited sampler gave ids beyond the vocabulary."""
+
+
+class WeightsWritten(TokenSpeedError):
+    """Edited code has written to weights."""
 
 
 class CostRanks(DeviceLost):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tokenspeed.errors import TokenSpeedError
-from tokenspeed_reload import ReloadError
+from tokenspeed_reload import ReloadError, chain_of
 from tokenspeed_reload import describe as error_text
 
 TRACE_FRAMES = 32
@@ -29,7 +29,19 @@ class PlacedError(TokenSpeedError):
         self.place = place
 
 
+NOWHERE: Fault = {"file": None, "line": None, "text": None, "trace": []}
+
+
 def describe(error: BaseException, edited_files: Mapping[str, str], own_files: Collection[str]) -> Fault:
+    """As `place_of` tells it; where an error of edited code raises when it is looked at, no more than its text."""
+    try:
+        fault = place_of(error, edited_files, own_files)
+    except BaseException:
+        fault = {**NOWHERE, "error": error_text(error)}
+    return {name: _sendable(value) for name, value in fault.items()}
+
+
+def place_of(error: BaseException, edited_files: Mapping[str, str], own_files: Collection[str]) -> Fault:
     """The error with the file, line and text that caused it, and the way there.
 
     Args:
@@ -57,7 +69,7 @@ def describe(error: BaseException, edited_files: Mapping[str, str], own_files: C
     edited = [frame for frame in own if frame.filename in edited_files]
     if isinstance(error, PlacedError):
         if error.place is None:
-            return {"error": str(error), "file": None, "line": None, "text": None, "trace": []}
+            return {**NOWHERE, "error": str(error)}
         own = edited = [error.place]
     place = (edited or own or frames)[-1]
 
@@ -75,6 +87,13 @@ def describe(error: BaseException, edited_files: Mapping[str, str], own_files: C
     }
 
 
+def _sendable(value: Any) -> Any:
+    """Texts of edited code and names of files may hold what UTF-8 cannot."""
+    if isinstance(value, list):
+        return [_sendable(item) for item in value]
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
 def _told_place(error: BaseException, edited_files: Mapping[str, str], own_files: Collection[str]) -> Told | None:
     """The innermost of the causes that says itself where in our files it is, as compilers of kernels do.
 
@@ -82,16 +101,14 @@ def _told_place(error: BaseException, edited_files: Mapping[str, str], own_files
     function, in which its node has a line.
     """
     told: Told | None = None
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in chain_of(error):
         file, line = getattr(cause, "filename", None), getattr(cause, "line", None)
         source, in_source = getattr(cause, "src", None), getattr(getattr(cause, "node", None), "lineno", None)
         if isinstance(file, str) and isinstance(line, int) and file in own_files:
             told = cause, traceback.FrameSummary(file, line, "kernel")
-        elif isinstance(source, str) and isinstance(in_source, int):
+        elif source and isinstance(source, str) and isinstance(in_source, int):
             for file, text in edited_files.items():
                 before, found, _ = text.partition(source)
                 if found:
                     told = cause, traceback.FrameSummary(file, before.count("\n") + in_source, "kernel")
-        cause = cause.__cause__
     return told

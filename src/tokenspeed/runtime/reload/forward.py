@@ -105,7 +105,6 @@ class ForwardReload:
             attempt.undo()
             TACTICS.look_again()
             self.executor.unload_kernels()
-            self.device.regain()
             return self._failed(call, error)
         self.status("committing", call, "")
         self.executor.install(generation)

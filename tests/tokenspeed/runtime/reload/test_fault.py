@@ -118,3 +118,34 @@ def test_a_line_that_triton_does_not_compile_is_named(tmp_path: Path, factor: st
     fault = describe(raised.value, {str(path): text}, {str(path)})
     assert (fault["file"], fault["text"]) == (str(path), f"return x * {factor}")
     assert fault["error"].startswith("CompilationError: ")
+
+
+class Cyclic(Exception):
+    """Has itself as its cause."""
+
+
+class Shy(Exception):
+    """Raises when it is asked for a line."""
+
+    @property
+    def line(self) -> int:
+        raise ValueError("no")
+
+
+def test_an_error_that_is_its_own_cause_is_told() -> None:
+    with pytest.raises(Cyclic) as raised:
+        error = Cyclic("round")
+        raise error from error
+    assert describe(raised.value, {}, set())["error"] == "Cyclic: round"
+
+
+def test_an_error_that_cannot_be_looked_at_is_told_by_its_text() -> None:
+    with pytest.raises(Shy) as raised:
+        raise Shy("go away")
+    fault = describe(raised.value, {}, set())
+    assert (fault["error"], fault["file"], fault["trace"]) == ("Shy: go away", None, [])
+
+
+def test_what_is_told_can_be_sent(tmp_path: Path) -> None:
+    fault = describe(ReloadError("patch", "odd", file="\udcff.py", line=1, text="x = '\ud800'"), {}, set())
+    assert (fault["file"], fault["text"]) == ("\\udcff.py", "x = '\\ud800'")

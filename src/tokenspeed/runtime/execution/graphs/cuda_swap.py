@@ -68,6 +68,8 @@ class CudaSwap:
             self._reader.write(self.graph.executable, node, old)
             self.graph.moved[node] = old.function
             self._written.pop()
+        for _, new, _ in self._changes:
+            self.graph.release(new)
 
     def keep(self) -> None:
         """Let the template follow, so that nothing names a kernel that is unloaded; else the old kernel is held on."""

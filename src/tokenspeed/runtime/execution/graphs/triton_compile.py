@@ -61,7 +61,7 @@ def compile_all(wanted: Sequence[Specialisation]) -> dict[Specialisation, Any]:
     """
     try:
         tasks = [_task(specialisation) for specialisation in wanted]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:
         raise CannotSwap(f"this version of Triton keeps its kernels in another way ({error!r})") from error
     workers = max(1, min(len(tasks), MOST_THREADS, os.cpu_count() or 1))
     with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
