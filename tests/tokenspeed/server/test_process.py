@@ -21,7 +21,7 @@ import pytest
 import zmq
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 from tokenspeed.runtime.config import (
     Config,
     ControlOptions,
@@ -29,6 +29,7 @@ from tokenspeed.runtime.config import (
     ParallelOptions,
     ServeOptions,
 )
+from tokenspeed.server.process import unexpected
 
 Start = Callable[..., Any]
 MODEL = ModelOptions(model="echo")
@@ -146,16 +147,24 @@ def test_a_tokenizer_of_another_form_is_no_failure(start_front: Start, tmp_path:
     assert front.stop() == 0
 
 
-def test_an_unexpected_exception_is_a_failed_event_too(start_front: Start) -> None:
+def test_an_unexpected_exception_is_one_sentence_and_a_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        {}["no such key"]
+    except KeyError as error:
+        told = unexpected(error)
+    assert (str(told), told.exit_code) == ("the front failed: KeyError: 'no such key'; its traceback is above", 1)
+    assert "Traceback" in caplog.text
+
+
+def test_a_message_that_is_none_costs_the_ranks_and_not_the_front(start_front: Start) -> None:
     front = start_front(Config(model=MODEL)).until_ready()
+    first = front.rank_pid(0)
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.connect(f"ipc://{front.run_dir}/0/from_rank0")
         socket.send(b"no message of ours")
-        failed = front.wait_for("failed")
-    assert failed["message"].startswith("the front failed: ")
-    assert failed["message"].endswith("its traceback is above")
-    assert front.process.wait(PATIENCE) == failed["exit_code"] == 1
-    assert "Traceback" in front.log()
+        until(lambda: "the ranks were replaced" in front.log(), front.log)
+    assert front.rank_pid(0) != first
+    assert front.stop() == 0
 
 
 def test_a_configuration_that_cannot_be_read_is_a_failed_event_too(tmp_path: Path) -> None:
